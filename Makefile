@@ -1,0 +1,36 @@
+# Every target sets up .venv by itself when it is missing or older than pyproject.toml or constraints.txt.
+PYTHON ?= python3.11
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test bench lint docs clean
+
+demo: .venv/dev.stamp
+	$(BIN)/python examples/saddle.py
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.compilation
+	$(BIN)/python -m benchmarks.curvature
+
+docs: .venv/docs.stamp
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site
+
+.venv/dev.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .venv
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+.venv/docs.stamp: .venv/dev.stamp
+	$(INSTALL) --editable '.[docs]'
+	touch $@

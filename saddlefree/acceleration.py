@@ -1,0 +1,392 @@
+"""Series accelerators: the limit of a vector sequence from its last few partial sums.
+
+The series solver adds vectors, s_n = a_0 + … + a_n, which converges slowly. An accelerator of order N reads the last
+2N + 1 partial sums and returns a better estimate of their limit, by
+
+- a recursion on the vectors themselves: `shanks`, `sablonniere`, `vector_rho`, `topological_rho`; or
+- a sum Σ_j w_j s_{n+j} with Σ_j w_j = 1 and scalar weights: `pade`, `levin_t`, `levin_d2`.
+
+It keeps at most 2N + 4 vectors, and never turns a finite last sum into NaN: where it breaks down it returns the last
+good value, in the end the last sum itself.
+
+>>> import jax.numpy as jnp
+>>> accelerate(shanks(order=1), jnp.array([1.0, 1.5, 1.75]))
+Array(2., dtype=float32)
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from saddlefree import checks, tree
+from saddlefree.tree import Tree
+
+
+class Accelerator(Protocol):
+    """What the series solver calls: `init`, exactly `num_sums` times `push`, then `limit`."""
+
+    @property
+    def order(self) -> int:
+        """N; order 0 returns the last partial sum."""
+
+    @property
+    def num_sums(self) -> int:
+        """The number of trailing partial sums to push."""
+
+    def init(self, gradient: Tree, start: int) -> Any:
+        """The state before the first push.
+
+        Args:
+          gradient: the vector y of ⟨y, ·⟩, with the shapes and dtypes of all terms and sums.
+          start: the index n ≥ 0 of the first partial sum to be pushed.
+        """
+
+    def push(self, state: Any, term: Tree, partial_sum: Tree) -> Any:
+        """The state after the next a_n and s_n; works as the body of a `lax` loop."""
+
+    def limit(self, state: Any) -> Tree:
+        """The accelerated limit."""
+
+
+class RecursionState(NamedTuple):
+    """The last ascending diagonal of the table."""
+
+    diagonal: Tree  # e_{m−c}^(c) at index c, where s_m was pushed last
+    depth: jax.Array  # columns 0, …, depth are good
+    pushed: jax.Array
+    probe: Tree  # y / ‖y‖∞, or None where it is not used
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Recursion:
+    """Wynn's kind of recursion: the table
+
+        e_m^(−1) = 0,    e_m^(0) = s_m,    e_m^(c) = e_{m+1}^(c−2) + factor(c) b/⟨Δ, b⟩,    Δ = e_{m+1}^(c−1) − e_m^(c−1),
+
+    with the limit e_0^(2N). Either b = Δ, and b/⟨Δ, b⟩ is the Samelson inverse of Δ (Wynn 1962); or, in the second
+    topological form of Brezinski (1975), b = y for odd c and b = e_{m+2}^(c−2) − e_{m+1}^(c−2) for even c.
+
+    A push turns one ascending diagonal c ↦ e_{m−c}^(c) into the next one in place: Algorithm 2 of the paper, whose
+    ε^(c+2) must read ε^(c−2). A column, and with it all that would depend on it, is void where ‖Δ‖ is no more than the
+    rounding error of its operands, where Δ ⟂ b, or where it overflows; the limit is the last even column before that.
+    """
+
+    name: str
+    order: int
+    factor: Callable[[jax.Array], jax.Array]
+    topological: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer("order", self.order, low=0)
+
+    def __repr__(self) -> str:
+        return f"{self.name}(order={self.order})"
+
+    @property
+    def num_sums(self) -> int:
+        """2N + 1."""
+        return 2 * self.order + 1
+
+    def init(self, gradient: Tree, start: int) -> RecursionState:
+        """An empty table; all depends on differences of indices alone, so `start` does not matter."""
+        checks.integer("start", start, low=0)
+        probe = _normalise(gradient) if self.topological else None
+        return RecursionState(_stack(gradient, self.num_sums), jnp.array(-1, jnp.int32), jnp.array(0, jnp.int32), probe)
+
+    def push(self, state: RecursionState, term: Tree, partial_sum: Tree) -> RecursionState:
+        """The next ascending diagonal."""
+        eps = _eps(partial_sum)
+
+        def column(c: jax.Array, carry: tuple[Tree, jax.Array, Tree, Tree]) -> tuple[Tree, jax.Array, Tree, Tree]:
+            diagonal, depth, new, older = carry
+            old = _get(diagonal, c - 1)
+            # The first difference is known without cancellation: worth a digit, and two for a long series.
+            delta = tree.where(c == 1, term, tree.sub(new, old))
+            length = _peak(delta)
+            good = jnp.isfinite(length) & (length > eps * jnp.maximum(_peak(new), _peak(old)))
+
+            # Products of unscaled vectors underflow in float32; b/⟨Δ, b⟩ does not depend on the scale of b.
+            length = jnp.where(good, length, 1)
+            companion = delta = tree.scale(1 / length, delta)
+            if self.topological:
+                step = tree.sub(_get(diagonal, jnp.maximum(c - 2, 0)), older)
+                companion = tree.where(c % 2 == 1, state.probe, _normalise(step))
+            product = tree.dot(delta, companion)
+            good &= jnp.abs(product) > eps * tree.norm(delta) * tree.norm(companion)
+            coefficient = self.factor(c).astype(length.dtype) / jnp.where(good, product, 1) / length
+            value = tree.axpy(coefficient, companion, older)
+
+            good &= (depth == c - 1) & (state.depth >= c - 1) & tree.all_finite(value)
+            return _put(diagonal, new, c - 1), jnp.where(good, c, depth), value, old
+
+        carry = state.diagonal, jnp.zeros_like(state.depth), partial_sum, tree.zeros_like(partial_sum)
+        diagonal, depth, value, _ = lax.fori_loop(1, state.pushed + 1, column, carry)
+        return RecursionState(_put(diagonal, value, state.pushed), depth, state.pushed + 1, state.probe)
+
+    def limit(self, state: RecursionState) -> Tree:
+        """The highest good even column of the last diagonal."""
+        return _get(state.diagonal, state.depth - state.depth % 2)
+
+
+def shanks(order: int) -> Recursion:
+    """The Shanks transform by the vector ε-algorithm (Wynn 1956, 1962): factor(c) = 1.
+
+    Exact for s_n = s + Σ_i q_iⁿ v_i with at most N vectors v_i and numbers q_i ≠ 1 (McLeod 1971).
+
+    >>> accelerate(shanks(order=1), jnp.array([1.0, 1.5, 1.75]))
+    Array(2., dtype=float32)
+    """
+    return Recursion("shanks", order, jnp.ones_like)
+
+
+def sablonniere(order: int) -> Recursion:
+    """The modified ε-algorithm of Sablonnière (1991), which the paper chose: factor(c) = ⌊c/2⌋ + 1.
+
+    At order 1 it is `vector_rho`, exact for s_n = s + α/(n + β). TABLE
+
+    >>> accelerate(sablonniere(order=1), 2 + 1 / jnp.arange(1.0, 4.0)).round(5)
+    Array(2., dtype=float32)
+    """
+    return Recursion("sablonniere", order, _sablonniere_factor)
+
+
+def vector_rho(order: int) -> Recursion:
+    """The vector ρ-algorithm (Wynn 1956; Osada 1991) with x_n = n: factor(c) = x_{m+c} − x_m = c.
+
+    Made for errors like powers of 1/n; for numbers it is exact where s_n is a quotient of polynomials of degree ≤ N.
+
+    >>> n = jnp.arange(1.0, 6.0)
+    >>> accelerate(vector_rho(order=2), 2 + n / (n**2 + 1)).round(3)
+    Array(2., dtype=float32)
+    """
+    return Recursion("vector_rho", order, _rho_factor)
+
+
+def topological_rho(order: int) -> Recursion:
+    """The topological ρ-algorithm (Osada 1991) with x_n = n: factor(c) = c, and ⟨y, ·⟩ in place of Samelson's inverse.
+
+    Of Brezinski's two topological forms the second, since it needs no more than the last diagonal.
+
+    >>> n = jnp.arange(1.0, 6.0)
+    >>> accelerate(topological_rho(order=2), 2 + n / (n**2 + 1)).round(3)
+    Array(2., dtype=float32)
+    """
+    return Recursion("topological_rho", order, _rho_factor, topological=True)
+
+
+# Functions with a name, unlike lambdas, leave equal accelerators equal.
+def _sablonniere_factor(c: jax.Array) -> jax.Array:
+    return c // 2 + 1
+
+
+def _rho_factor(c: jax.Array) -> jax.Array:
+    return c
+
+
+class WeightedState(NamedTuple):
+    """All moments and the latest terms."""
+
+    terms: Tree  # the terms which the weights reach, stacked
+    total: Tree  # the last partial sum
+    moments: jax.Array  # ⟨y, a_n⟩ / ‖y‖∞
+    pushed: jax.Array
+    start: jax.Array
+    probe: Tree  # y / ‖y‖∞
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Weighted:
+    """Σ_j w_j s_{n+j} over the latest sums, with the weights that a transform of scalar series finds for the moments
+
+        μ_n = ⟨y, a_n⟩,    y the gradient.
+
+    The literature leaves open how these transforms extend to vectors. One set of weights for all entries, our choice,
+    keeps the result in the Krylov space and independent of the basis; y = g makes all μ_n > 0 while V > λmax(H²).
+
+    The last sum is returned instead where Σ_j |w_j| ≥ 1/eps, so that not one digit is left, or nothing is finite.
+    """
+
+    name: str
+    order: int
+    weights: Callable[[int, jax.Array, jax.Array], jax.Array]  # from N, the first index, and the moments up to a factor
+    num_weights: int
+    num_sums: int
+
+    def __post_init__(self) -> None:
+        checks.integer("order", self.order, low=0)
+
+    def __repr__(self) -> str:
+        return f"{self.name}(order={self.order})"
+
+    def init(self, gradient: Tree, start: int) -> WeightedState:
+        """No moments and no terms."""
+        checks.integer("start", start, low=0)
+        return WeightedState(
+            terms=_stack(gradient, max(self.num_weights - 1, 1)),
+            total=tree.zeros_like(gradient),
+            moments=jnp.zeros(self.num_sums, tree.scalar_dtype(gradient)),
+            pushed=jnp.array(0, jnp.int32),
+            start=jnp.array(start, jnp.int32),
+            probe=_normalise(gradient),
+        )
+
+    def push(self, state: WeightedState, term: Tree, partial_sum: Tree) -> WeightedState:
+        """Another moment and another term."""
+        # Terms that no weight reaches go to the first place too, which a later one then takes.
+        place = jnp.maximum(state.pushed - (self.num_sums - self.num_weights + 1), 0)
+        return state._replace(
+            terms=_put(state.terms, term, place),
+            total=partial_sum,
+            moments=_put(state.moments, tree.dot(state.probe, term), state.pushed),
+            pushed=state.pushed + 1,
+        )
+
+    def limit(self, state: WeightedState) -> Tree:
+        """The weighted sum, as s_last − Σ_j (Σ_{i<j} w_i) a_j: weights are large, and terms smaller than sums."""
+        if self.order == 0:
+            return state.total
+        weights = self.weights(self.order, state.start, _normalise(state.moments))
+        sane = jnp.sum(jnp.abs(weights)) * _eps(state.total) < 1
+        tails = jnp.cumsum(jnp.where(sane, weights, 0))[:-1]
+
+        def correct(total: jax.Array, terms: jax.Array) -> jax.Array:
+            # Not a matrix product, which accelerators would round to fewer digits.
+            return total - jnp.sum(tails.astype(total.dtype).reshape(-1, *(1,) * total.ndim) * terms, axis=0)
+
+        corrected = jax.tree.map(correct, state.total, state.terms)
+        return tree.where(sane & tree.all_finite(corrected), corrected, state.total)
+
+
+def pade(order: int) -> Weighted:
+    """The vector Padé-type approximant (Graves-Morris 1994) whose denominator, of degree N, is that of the moments:
+
+        Σ_j γ_j = 1,    Σ_j γ_j μ_{n+1+i+j} = 0 for i < N,    limit Σ_j γ_j s_{n+N+j},    j = 0, …, N.
+
+    The same determinants define the second topological ε-algorithm (Brezinski 1975); for numbers it is `shanks`, at
+    order 1 Aitken's Δ². Exact for s_n = s + Σ_i q_iⁿ v_i with at most N vectors v_i, none of them ⟂ y.
+
+    >>> accelerate(pade(order=1), jnp.array([1.0, 1.5, 1.75]))
+    Array(2., dtype=float32)
+    """
+    checks.integer("order", order, low=0)
+    return Weighted("pade", order, _pade_weights, order + 1, 2 * order + 1)
+
+
+def levin_t(order: int) -> Weighted:
+    """Levin's t-transform (Levin 1973; Smith & Ford 1982) of the moments, with k = 2N and β = 1:
+
+        w_j ∝ (−1)^j binom(k, j) (n + β + j)^{k−1} / μ_{n+j},    limit Σ_j w_j s_{n+j},    j = 0, …, k.
+
+    >>> log2 = jnp.cumsum((-1.0) ** jnp.arange(7) / jnp.arange(1.0, 8.0))
+    >>> accelerate(levin_t(order=3), log2).round(5)
+    Array(0.69315, dtype=float32)
+    """
+    checks.integer("order", order, low=0)
+    return Weighted("levin_t", order, _levin_t_weights, 2 * order + 1, 2 * order + 1)
+
+
+def levin_d2(order: int) -> Weighted:
+    """The d^(2)-transform (Levin & Sidi 1981; for vectors Osada 1996) of the moments, with R_l = l + 1:
+
+        Σ_l w_l = 1,    Σ_l w_l R_l^{k−i} (∇^{k−1} μ)_l = 0 for k = 1, 2 and i < N,    limit Σ_l w_l s_l
+
+    over the last 2N + 1 sums. The differences ∇μ_l = μ_l − μ_{l−1} are backward, so that the last sum counts (forward
+    ones span the same asymptotic remainders), and need a term more: 2N + 2 sums are pushed, the first for its term.
+
+    >>> spiral = jnp.cumsum(jnp.cos(jnp.arange(8.0)) / 2 ** jnp.arange(8.0))
+    >>> accelerate(levin_d2(order=3), spiral).round(4)  # (4 − 2 cos 1)/(5 − 4 cos 1)
+    Array(1.0284, dtype=float32)
+    """
+    checks.integer("order", order, low=0)
+    return Weighted("levin_d2", order, _levin_d2_weights, 2 * order + 1, 2 * order + 1 + min(order, 1))
+
+
+def _pade_weights(order: int, start: jax.Array, moments: jax.Array) -> jax.Array:
+    del start
+    return _annihilate(moments[1 + np.add.outer(np.arange(order), np.arange(order + 1))])
+
+
+def _levin_t_weights(order: int, start: jax.Array, moments: jax.Array) -> jax.Array:
+    k = 2 * order
+    signed = jnp.array([(-1) ** j * math.comb(k, j) for j in range(k + 1)], moments.dtype)
+    nodes = (start + 1 + jnp.arange(k + 1, dtype=start.dtype)).astype(moments.dtype)
+    weights = signed * (nodes / nodes[-1]) ** (k - 1) / moments
+    return weights / jnp.sum(weights)
+
+
+def _levin_d2_weights(order: int, start: jax.Array, moments: jax.Array) -> jax.Array:
+    nodes = (start + 2 + jnp.arange(2 * order + 1, dtype=start.dtype)).astype(moments.dtype)
+    nodes /= nodes[-1]
+    powers = nodes ** -jnp.arange(order, dtype=moments.dtype)[:, None]
+    return _annihilate(jnp.concatenate([powers * nodes * moments[1:], powers * nodes**2 * jnp.diff(moments)]))
+
+
+def _annihilate(remainders: jax.Array) -> jax.Array:
+    """w with Σ_j w_j = 1 and Σ_j remainders_ij w_j = 0, of a system equilibrated by columns, then by rows."""
+    columns = jnp.max(jnp.abs(remainders), axis=0)
+    system = jnp.concatenate([1 / columns[None], remainders / columns])
+    rows = jnp.max(jnp.abs(system), axis=1)
+    right = jnp.zeros_like(rows).at[0].set(1 / rows[0])
+    return jnp.linalg.solve(system / rows[:, None], right) / columns
+
+
+def accelerate(accelerator: Accelerator, partial_sums: Tree, gradient: Tree = None) -> Tree:
+    """The limit of s_0, s_1, … from the last `accelerator.num_sums` of them, in float32 at least.
+
+    Args:
+      accelerator: such as `sablonniere(order=N)`.
+      partial_sums: a pytree of arrays that stack the sums along a first axis, or a list of pytrees.
+      gradient: the vector y of ⟨y, ·⟩; by default s_0, of which the gradient is a multiple.
+
+    >>> accelerate(sablonniere(order=0), [1.0, 1.5, 1.75])
+    Array(1.75, dtype=float32)
+    """
+    if isinstance(partial_sums, list):
+        partial_sums = jax.tree.map(lambda *sums: jnp.stack([jnp.asarray(s) for s in sums]), *partial_sums)
+    sums = tree.to_working(partial_sums)
+    found, needed = min(s.shape[0] for s in jax.tree.leaves(sums)), accelerator.num_sums
+    if found < needed:
+        raise ValueError(f"partial_sums must be at least {needed} for {accelerator}, got {found}")
+    first = jax.tree.map(lambda s: s[0], sums)
+    gradient = first if gradient is None else tree.cast_like(gradient, first)
+    terms = jax.tree.map(lambda s: jnp.concatenate([s[:1], s[1:] - s[:-1]]), sums)
+    window = jax.tree.map(lambda x: x[-needed:], (terms, sums))
+    state = accelerator.init(gradient, found - needed)
+    state, _ = lax.scan(lambda state, pair: (accelerator.push(state, *pair), None), state, window)
+    return accelerator.limit(state)
+
+
+def _stack(x: Tree, length: int) -> Tree:
+    # A broadcast keeps the sharding of x, which a new array would not.
+    return jax.tree.map(lambda a: jnp.broadcast_to(jnp.zeros_like(a), (length, *a.shape)), x)
+
+
+def _get(stack: Tree, index: jax.Array) -> Tree:
+    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, 0, keepdims=False), stack)
+
+
+def _put(stack: Tree, x: Tree, index: jax.Array) -> Tree:
+    return jax.tree.map(lambda a, b: lax.dynamic_update_index_in_dim(a, b, index, 0), stack, x)
+
+
+def _peak(x: Tree) -> jax.Array:
+    """‖x‖∞, which neither underflows nor overflows as ‖x‖₂ does."""
+    dtype = tree.scalar_dtype(x)
+    peaks = [jnp.max(jnp.abs(leaf), initial=0).astype(dtype) for leaf in jax.tree.leaves(x)]
+    return jnp.max(jnp.stack([jnp.zeros((), dtype), *peaks]))
+
+
+def _normalise(x: Tree) -> Tree:
+    """x / ‖x‖∞, and x itself where that is 0 or not finite."""
+    peak = _peak(x)
+    return tree.scale(1 / jnp.where((peak > 0) & jnp.isfinite(peak), peak, 1), x)
+
+
+def _eps(x: Tree) -> float:
+    return float(jnp.finfo(tree.scalar_dtype(x)).eps)

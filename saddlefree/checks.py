@@ -1,0 +1,83 @@
+"""Answers to bad input: a `ValueError` that says the argument's name, its value and the allowed range."""
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saddlefree.tree import Tree
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Refuses a concrete `value` outside the interval; tracers and schedules pass, their values are not known yet.
+
+    >>> number("momentum", 0.9, 0, 1, open_high=True)
+    >>> number("momentum", 1.0, 0, 1, open_high=True)
+    Traceback (most recent call last):
+    ...
+    ValueError: momentum must be a number in [0, 1), got 1.0
+    """
+    if callable(value) or isinstance(value, jax.core.Tracer):
+        return
+    left = "(" if open_low or low == -math.inf else "["
+    right = ")" if open_high or high == math.inf else "]"
+    error = ValueError(f"{name} must be a number in {left}{low}, {high}{right}, got {value!r}")
+    if isinstance(value, bool) or not (isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()):
+        raise error
+    concrete = float(value)
+    if not low <= concrete <= high or (open_low and concrete == low) or (open_high and concrete == high):
+        raise error
+
+
+def integer(name: str, value: Any, low: int) -> None:
+    """Refuses whatever is not a whole number ≥ `low`.
+
+    >>> integer("num_terms", 0, low=1)
+    Traceback (most recent call last):
+    ...
+    ValueError: num_terms must be a whole number ≥ 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise ValueError(f"{name} must be a whole number ≥ {low}, got {value!r}")
+
+
+def real_parameters(params: Tree) -> None:
+    """Refuses complex and integer parameters: neither has the real Hessian that everything here stands on."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} must be real floating point, got {dtype}; "
+                "pass complex parameters as their real and imaginary parts, and freeze integer ones with frozen="
+            )
+
+
+def scalar_valued(name: str, fn: Callable[[Tree], Any]) -> Callable[[Tree], jax.Array]:
+    """`fn`, refusing a result that is not one real number."""
+    return lambda x: scalar(name, fn(x))
+
+
+def scalar(name: str, value: Any) -> jax.Array:
+    """The `value` that `name` returned, refused unless it is one real number."""
+    if isinstance(value, float):
+        value = jnp.asarray(value)
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", np.dtype(object))
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        found = type(value).__name__ if shape is None else f"shape {shape} and dtype {dtype}"
+        raise ValueError(
+            f"{name} must return one real number, the loss, got {found}; "
+            "take a mean or a sum, and use saddlefree.training.make_step for auxiliary outputs"
+        )
+    return value

@@ -1,0 +1,174 @@
+"""Curvature as a function: v ↦ H v and v ↦ G v, without the matrix.
+
+Symbols: f the loss, x the parameters, H = ∇²f(x); for a model f(x) = ℓ(p(x)) with outputs p, Jacobian J of p and
+output curvature ∇²ℓ, the generalised Gauss-Newton matrix is G = Jᵀ ∇²ℓ J.
+
+>>> import jax.numpy as jnp
+>>> matvec = hessian(lambda x: x[0] ** 2 - x[1] ** 2, jnp.array([1.0, 1.0]))
+>>> matvec(jnp.array([1.0, 1.0]))
+Array([ 2., -2.], dtype=float32)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree import checks, tree
+from saddlefree.tree import Tree
+
+MatVec = Callable[[Tree], Tree]
+"""A symmetric matrix as the function v ↦ A v on pytrees; the result has v's dtypes."""
+
+
+def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
+    """The product v ↦ H v with the Hessian H = ∇²f(x) of `value_fn` at `params`.
+
+    Forward over reverse mode (Pearlmutter 1994): the gradient is linearised here, once, and each product then costs
+    about two gradients less what the linearisation shares. Where a loss's own derivative rule calls a `custom_vjp`,
+    which forward mode cannot enter, H v is taken as the reverse derivative of the gradient instead, Hᵀ v = H v.
+
+    For a batch that does not fit into memory, give `microbatch_mean(loss_fn, batch, size)` as `value_fn`.
+
+    Args:
+      value_fn: function of the parameters alone that returns the loss, one real number.
+      params: pytree of real arrays.
+
+    Returns:
+      The product, for vectors shaped like `params`; the result has the vector's dtypes, whatever the parameters' are.
+
+    >>> matvec = hessian(lambda p: p["a"] * p["b"], {"a": jnp.array(2.0), "b": jnp.array(3.0)})
+    >>> {name: float(x) for name, x in matvec({"a": jnp.array(1.0), "b": jnp.array(0.0)}).items()}
+    {'a': 0.0, 'b': 1.0}
+    """
+    checks.real_parameters(params)
+    gradient = jax.grad(checks.scalar_valued("value_fn", value_fn))
+    try:
+        _, product = jax.linearize(gradient, params)
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+        _, transposed = jax.vjp(gradient, params)
+
+        def product(v: Tree) -> Tree:
+            return transposed(v)[0]
+
+    return in_dtypes_of(params, product)
+
+
+def gauss_newton(predict_fn: Callable[[Tree], Any], loss_fn: Callable[[Any], jax.Array], params: Tree) -> MatVec:
+    """The product v ↦ G v with the generalised Gauss-Newton matrix G = Jᵀ ∇²ℓ J, positive semi-definite for convex ℓ.
+
+    Args:
+      predict_fn: function of the parameters that returns the model's outputs p(x), a pytree of real arrays.
+      loss_fn: function of the outputs that returns the loss ℓ(p), one real number.
+      params: pytree of real arrays.
+
+    For a batch that does not fit into memory, give `microbatch_map(predict_fn, inputs, size)` as `predict_fn`.
+
+    >>> x = jnp.array([2.0, 1.0])
+    >>> matvec = gauss_newton(lambda x: x[0] * x[1], lambda p: 0.5 * (p - 1.0) ** 2, x)
+    >>> matvec(jnp.array([1.0, 0.0]))  # J = [1, 2], G = JᵀJ
+    Array([1., 2.], dtype=float32)
+    """
+    checks.real_parameters(params)
+    outputs, jacobian = jax.linearize(predict_fn, params)
+    transposed = jax.linear_transpose(jacobian, params)
+    _, output_hessian = jax.linearize(jax.grad(checks.scalar_valued("loss_fn", loss_fn)), outputs)
+    return in_dtypes_of(params, lambda v: transposed(output_hessian(jacobian(v)))[0])
+
+
+def microbatch_mean(
+    loss_fn: Callable[[Tree, Tree], Any], batch: Tree, size: int, *, has_aux: bool = False
+) -> Callable[[Tree], Any]:
+    """The mean of a loss over `batch`, evaluated `size` examples at a time: a `value_fn` for a batch of any length.
+
+    f(x) = Σ_b (n_b/n) loss_fn(x, batch_b). Value, gradient and curvature products of it hold one microbatch's
+    activations at a time, because each microbatch is recomputed in the backward pass.
+
+    Args:
+      loss_fn: (params, examples) to their mean loss.
+      batch: pytree whose leaves share their leading axis.
+      size: examples at a time, ≥ 1; the last microbatch takes what is left.
+      has_aux: whether `loss_fn` returns (loss, aux), and so the result. The floating leaves of aux are averaged too,
+        others are the last microbatch's.
+
+    >>> value_fn = microbatch_mean(lambda x, batch: jnp.mean((batch - x) ** 2), jnp.arange(5.0), size=2)
+    >>> float(value_fn(jnp.array(2.0)))
+    2.0
+    """
+    full, rest, length = _microbatches(batch, size)
+
+    @jax.checkpoint
+    def evaluate(params: Tree, examples: Tree) -> Tree:
+        loss, aux = loss_fn(params, examples) if has_aux else (loss_fn(params, examples), None)
+        return checks.scalar("loss_fn", loss).astype(tree.scalar_dtype(params)), aux
+
+    def mean(shares: jax.Array, x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x[-1]
+        return jnp.tensordot(shares.astype(x.dtype), x, axes=1)
+
+    def value_fn(params: Tree) -> Any:
+        def body(_: None, examples: Tree) -> tuple[None, Tree]:
+            return None, evaluate(params, examples)
+
+        _, results = jax.lax.scan(body, None, full)
+        shares = jnp.full(length // size, size / length)
+        if _length(rest):
+            last = evaluate(params, rest)
+            results = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), results, last)
+            shares = jnp.append(shares, _length(rest) / length)
+        loss, aux = jax.tree.map(lambda x: mean(shares, x), results)
+        return (loss, aux) if has_aux else loss
+
+    return value_fn
+
+
+def microbatch_map(predict_fn: Callable[[Tree, Tree], Tree], inputs: Tree, size: int) -> Callable[[Tree], Tree]:
+    """The outputs of a model for all of `inputs`, `size` examples at a time: a `predict_fn` for `gauss_newton`.
+
+    p(x) = [predict_fn(x, inputs_1); predict_fn(x, inputs_2); …], with the memory of one microbatch's activations.
+
+    Args:
+      predict_fn: (params, inputs) to outputs; both have the examples along their leading axis.
+      inputs: pytree whose leaves share their leading axis.
+      size: examples at a time, ≥ 1; the last microbatch takes what is left.
+
+    >>> predict = microbatch_map(lambda x, inputs: x * inputs, jnp.arange(5.0), size=2)
+    >>> predict(jnp.array(2.0))
+    Array([0., 2., 4., 6., 8.], dtype=float32)
+    """
+    full, rest, _ = _microbatches(inputs, size)
+    outputs_of = jax.checkpoint(predict_fn)
+
+    def predict_all(params: Tree) -> Tree:
+        stacked = jax.lax.map(lambda examples: outputs_of(params, examples), full)
+        outputs = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), stacked)
+        if not _length(rest):
+            return outputs
+        return jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, outputs_of(params, rest))
+
+    return predict_all
+
+
+def _length(batch: Tree) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _microbatches(batch: Tree, size: int) -> tuple[Tree, Tree, int]:
+    """`batch` as stacked microbatches of `size`, the shorter rest, and the number of examples."""
+    checks.integer("size", size, low=1)
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(lengths) != 1 or lengths == {()}:
+        raise ValueError(f"batch must have leaves that share their leading axis, got leading axes {sorted(lengths)}")
+    length = _length(batch)
+    whole = length // size * size
+    full = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), batch)
+    return full, jax.tree.map(lambda x: x[whole:], batch), length
+
+
+def in_dtypes_of(params: Tree, product: MatVec) -> MatVec:
+    """`product`, fed in the dtypes of `params` and answering in those of its argument."""
+    return lambda v: tree.cast_like(product(tree.cast_like(v, params)), v)

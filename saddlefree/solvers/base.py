@@ -1,0 +1,54 @@
+"""What every solver is: a way from products with H to the direction (|H| + λI)⁻¹ g."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree import checks, tree
+from saddlefree.curvature import MatVec, in_dtypes_of
+from saddlefree.tree import Scalar, Tree
+
+
+class Solution(NamedTuple):
+    """A direction and how it was found."""
+
+    direction: Tree  # ≈ (|H| + λI)⁻¹ g, shaped like g
+    stats: dict[str, jax.Array]  # scalars, such as the products used
+    state: Any  # what the solver remembers for its next call
+
+
+class Solver(Protocol):
+    """A frozen dataclass, equal and hashable by value; its memory is handed in and out, never kept."""
+
+    def init(self, gradient: Tree) -> Any:
+        """The state before the first call, for gradients shaped like this one."""
+
+    def solve(self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, state: Any) -> Solution:
+        """The direction; `curvature()` prepares the product and is called only where products are needed."""
+
+
+def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2, state: Any = None) -> Solution:
+    """One call of a solver: `direction` ≈ (|H| + λI)⁻¹ g, a saddle-free preconditioner for any purpose.
+
+    Args:
+      solver: such as `series` or `exact`.
+      matvec: v ↦ H v for vectors shaped like `gradient`, as `hessian` and `gauss_newton` return it.
+      gradient: g, a pytree of real arrays.
+      damping: λ ≥ 0.
+      state: `Solution.state` of an earlier call, to go on from there.
+
+    >>> import saddlefree as sf
+    >>> H = jnp.diag(jnp.array([2.0, -0.5]))
+    >>> sf.solve(sf.exact(), lambda v: H @ v, jnp.array([1.0, 1.0]), damping=0.0).direction
+    Array([0.5, 2. ], dtype=float32)
+    """
+    checks.number("damping", damping, 0)
+    checks.real_parameters(gradient)
+    g = tree.to_working(gradient)
+    state = solver.init(g) if state is None else state
+    solution = solver.solve(
+        lambda: in_dtypes_of(gradient, matvec), g, jnp.asarray(damping, tree.scalar_dtype(g)), state
+    )
+    return solution._replace(direction=tree.cast_like(solution.direction, gradient))

@@ -1,0 +1,113 @@
+"""One training step for losses with model state (batch norm), randomness (dropout) and auxiliary outputs.
+
+An optimiser's `update` sees one function of the parameters. `make_step` builds that function: model state and key are
+held fixed while curvature and trial losses are evaluated, and the new model state is that of the gradient's evaluation.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from saddlefree import checks, tree
+from saddlefree.curvature import microbatch_mean
+from saddlefree.diagnostics import diagnostics, has_figures
+from saddlefree.tree import Tree
+
+
+class TrainState(NamedTuple):
+    """All that a training run carries from step to step: one pytree, to be checkpointed as it is."""
+
+    params: Tree
+    opt_state: Any
+    model_state: Tree
+    key: jax.Array
+    step: jax.Array
+
+
+LossFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, tuple[Tree, Any]]]
+"""(params, model_state, batch, key) to (loss, (new model_state, aux)); where there is no model state, it is None."""
+
+
+def init(
+    params: Tree, tx: optax.GradientTransformation, *, model_state: Tree = None, seed: int | jax.Array = 0
+) -> TrainState:
+    """The state before the first step.
+
+    Args:
+      params: pytree of parameters.
+      tx: any Optax transformation.
+      model_state: what the model carries beside its parameters, such as running averages; None if nothing.
+      seed: of the keys that the loss is called with.
+    """
+    return TrainState(params, tx.init(params), model_state, jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))
+
+
+def make_step(
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    *,
+    microbatch_size: int | None = None,
+    donate: bool = True,
+) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+    """A compiled step: (state, batch, curvature_batch=None) to (new state, metrics).
+
+    The loss sees a new key each step, the same one for gradient, curvature and trial losses. Data that is sharded along
+    its leading axis, and sharded parameters, stay so. `metrics` has `loss`, `aux` and the optimiser's `diagnostics`.
+    After a non-finite loss the model state stays as it was.
+
+    Args:
+      loss_fn: (params, model_state, batch, key) to (loss, (new model_state, aux)).
+      tx: this library's, or any Optax transformation; it is handed `value`, `grad` and `value_fn`.
+      microbatch_size: examples at a time, ≥ 1, for batches that do not fit into memory: losses, gradients and products
+        are means over microbatches, as are the floating leaves of model state and aux; other leaves are the last one's.
+      donate: whether the old state's memory is reused, after which it cannot be read any more.
+
+    `curvature_batch` is another batch whose Hessian is used.
+
+    >>> import saddlefree as sf
+    >>> def loss_fn(params, model_state, batch, key):
+    ...     error = batch["x"] @ params - batch["y"]
+    ...     return jnp.mean(error**2), (model_state, {"largest": jnp.max(jnp.abs(error))})
+    >>> batch = {"x": jnp.eye(3), "y": jnp.array([1.0, 2.0, 3.0])}
+    >>> tx = sf.saddle_free_newton(damping=0.0, solver=sf.exact())
+    >>> step = make_step(loss_fn, tx)
+    >>> state, metrics = step(init(jnp.zeros(3), tx), batch)
+    >>> state.params
+    Array([1., 2., 3.], dtype=float32)
+    >>> float(metrics["aux"]["largest"])
+    3.0
+    """
+    if microbatch_size is not None:
+        checks.integer("microbatch_size", microbatch_size, low=1)
+    tx = optax.with_extra_args_support(tx)
+
+    def objective(state: TrainState, batch: Tree, key: jax.Array) -> Callable[[Tree], tuple[jax.Array, Any]]:
+        if microbatch_size is None:
+            return lambda params: loss_fn(params, state.model_state, batch, key)
+        length = jax.tree.leaves(batch)[0].shape[0]
+
+        def part(params: Tree, numbered: tuple[Tree, jax.Array]) -> tuple[jax.Array, Any]:
+            examples, number = numbered
+            return loss_fn(params, state.model_state, examples, jax.random.fold_in(key, number[0]))
+
+        return microbatch_mean(part, (batch, jnp.arange(length)), microbatch_size, has_aux=True)
+
+    def step(state: TrainState, batch: Tree, curvature_batch: Tree = None) -> tuple[TrainState, dict[str, Any]]:
+        key, next_key = jax.random.split(state.key)
+        loss_and_aux = objective(state, batch, key)
+        (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True)(state.params)
+        known = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
+        if curvature_batch is not None:
+            curved = objective(state, curvature_batch, key)
+            known["curvature_fn"] = lambda params: curved(params)[0]
+        updates, opt_state = tx.update(grad, state.opt_state, state.params, **known)
+        model_state = tree.where(jnp.isfinite(loss), model_state, state.model_state)
+        figures = diagnostics(opt_state) if has_figures(opt_state) else {}
+        metrics = {"loss": loss, "aux": aux, **figures}
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, model_state, next_key, optax.safe_increment(state.step)), metrics
+
+    return jax.jit(step, donate_argnums=0 if donate else ())
