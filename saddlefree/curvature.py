@@ -44,11 +44,9 @@ def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
     """
     checks.real_parameters(params)
     gradient = jax.grad(checks.scalar_valued("value_fn", value_fn))
-    try:
-        _, product = jax.linearize(gradient, params)
-    except TypeError as error:
-        if "custom_vjp" not in str(error):
-            raise
+    _, product = jax.linearize(gradient, params)
+    # The mark of a `custom_vjp` under forward mode, which fails only when it is compiled.
+    if _calls("custom_lin", jax.make_jaxpr(product)(params).jaxpr):
         _, transposed = jax.vjp(gradient, params)
 
         def product(v: Tree) -> Tree:
@@ -118,7 +116,7 @@ def microbatch_mean(
         shares = jnp.full(length // size, size / length)
         if _length(rest):
             last = evaluate(params, rest)
-            results = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), results, last)
+            results = jax.tree.map(lambda x, y: jnp.append(x, jnp.asarray(y)[None], axis=0), results, last)
             shares = jnp.append(shares, _length(rest) / length)
         loss, aux = jax.tree.map(lambda x: mean(shares, x), results)
         return (loss, aux) if has_aux else loss
@@ -151,6 +149,14 @@ def microbatch_map(predict_fn: Callable[[Tree, Tree], Tree], inputs: Tree, size:
         return jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, outputs_of(params, rest))
 
     return predict_all
+
+
+def _calls(primitive: str, jaxpr: Any) -> bool:
+    """Whether `jaxpr`, or one inside it, applies `primitive`."""
+    inner = [getattr(x, "jaxpr", x) for eqn in jaxpr.eqns for x in jax.tree.leaves(tuple(eqn.params.values()))]
+    return any(eqn.primitive.name == primitive for eqn in jaxpr.eqns) or any(
+        _calls(primitive, x) for x in inner if hasattr(x, "eqns")
+    )
 
 
 def _length(batch: Tree) -> int:

@@ -174,7 +174,7 @@ def scale_by_saddle_free(
             count=optax.safe_increment(state.count),
             solver=tree.where(finite, solution.state, state.solver),
             figures={"damping": lam, **solution.stats},
-            nonfinite_steps=state.nonfinite_steps + ~finite,
+            nonfinite_steps=state.nonfinite_steps + (~finite).astype(jnp.int32),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -224,12 +224,14 @@ def _newton(
                 if predicted is None:
                     predicted = predicted_change(matvec, local.model_g, step)
                 figures["reduction_ratio"] = ratio = reduction_ratio(before, after, predicted)
-            # Written so that a NaN is refused too.
-            limit = jnp.inf if max_increase is None else tree.at(max_increase, state.count, local.dtype)
-            refused = finite & ~(jnp.isfinite(after) & (after - before <= limit * jnp.abs(before)))
+            good = jnp.isfinite(after)
+            if max_increase is not None:
+                good &= after - before <= tree.at(max_increase, state.count, local.dtype) * jnp.abs(before)
+            refused = finite & ~good
             figures["value"] = before
         taken = finite & ~refused
-        decay = tree.at(weight_decay, state.count, local.dtype) * proposal.learning_rate
+        # An adaptive learning rate may be negative, where the previous update takes over; a decay never grows weights.
+        decay = tree.at(weight_decay, state.count, local.dtype) * jnp.maximum(proposal.learning_rate, 0)
         decayed = tree.axpy(-decay, local.x, step)
         return local.as_updates(tree.where(taken, decayed, tree.zeros_like(step))), SaddleFreeState(
             count=optax.safe_increment(state.count),
@@ -237,8 +239,8 @@ def _newton(
             damping=damping.update(state.damping, state.count, ratio, ~taken),
             previous=tree.where(taken, step, state.previous),
             figures={"damping": lam, **figures, **solution.stats},
-            rejected_steps=state.rejected_steps + refused,
-            nonfinite_steps=state.nonfinite_steps + ~finite,
+            rejected_steps=state.rejected_steps + refused.astype(jnp.int32),
+            nonfinite_steps=state.nonfinite_steps + (~finite).astype(jnp.int32),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

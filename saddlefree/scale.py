@@ -38,7 +38,7 @@ class Scale(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class lower_bound:
-    """The paper's choice, V ← max{V, ‖H²g‖/‖g‖}, from V = `initial`; it costs no product beyond the series' own.
+    """The paper's choice, V ← max{V, ‖H²g‖/‖g‖}, from V = `initial`; for K ≥ 2 it costs no product beyond the series' own.
 
     It is a bound from *below* on λmax(H²): the series may diverge, and as a running maximum it never comes down.
     With `decay` < 1 it does: V ← max{decay·V, ‖H²g‖/‖g‖}.

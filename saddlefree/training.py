@@ -34,7 +34,7 @@ LossFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, tuple[Tree, An
 def init(
     params: Tree, tx: optax.GradientTransformation, *, model_state: Tree = None, seed: int | jax.Array = 0
 ) -> TrainState:
-    """The state before the first step.
+    """The state before the first step. It holds copies, so that a step may reuse its memory.
 
     Args:
       params: pytree of parameters.
@@ -42,7 +42,8 @@ def init(
       model_state: what the model carries beside its parameters, such as running averages; None if nothing.
       seed: of the keys that the loss is called with.
     """
-    return TrainState(params, tx.init(params), model_state, jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))
+    parts = params, tx.init(params), model_state
+    return TrainState(*jax.tree.map(jnp.array, parts), jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))
 
 
 def make_step(
@@ -98,7 +99,7 @@ def make_step(
     def step(state: TrainState, batch: Tree, curvature_batch: Tree = None) -> tuple[TrainState, dict[str, Any]]:
         key, next_key = jax.random.split(state.key)
         loss_and_aux = objective(state, batch, key)
-        (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True)(state.params)
+        (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
         known = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
         if curvature_batch is not None:
             curved = objective(state, curvature_batch, key)

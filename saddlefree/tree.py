@@ -31,12 +31,18 @@ def at(number: Number, count: jax.Array, dtype: Any) -> jax.Array:
 
 def working_dtype(dtype: Any) -> Any:
     """The dtype that sums and bases use for values of `dtype`: itself, or float32 where it is narrower."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return _promote(dtype, jnp.float32)
 
 
 def scalar_dtype(tree: Tree) -> Any:
     """The dtype of inner products in `tree`: float32, or float64 as soon as one leaf has it."""
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    return _promote(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
+def _promote(*dtypes: Any) -> Any:
+    # The promotions of this module are meant, also where the user has forbidden those that are not.
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
 
 
 def to_working(tree: Tree) -> Tree:

@@ -79,7 +79,7 @@ class exact:
         H = dense(curvature(), g, unravel, self.chunk)
         if self.average:
             beta = jnp.asarray(self.average, H.dtype)
-            state = MovingAverage(*jax.tree.map(lambda old, new: beta * old + (1 - beta) * new, state, (H, 1.0)))
+            state = MovingAverage(beta * state.matrix + (1 - beta) * H, beta * state.weight + (1 - beta))
             H = state.matrix / state.weight
         values, vectors = jnp.linalg.eigh((H + H.T) / 2)
         size = jnp.abs(values)
@@ -87,7 +87,7 @@ class exact:
         used = jnp.where(size < self.threshold, jnp.asarray(self.replacement, size.dtype), kept)
         direction = vectors @ ((vectors.T @ g) / (used + damping))
         stats = {
-            "products": jnp.asarray(g.size),
+            "products": jnp.asarray(g.size, jnp.int32),
             "smallest_eigenvalue": values[0],
             "largest_eigenvalue": values[-1],
         }

@@ -58,7 +58,7 @@ class series:
             checks.integer("unroll", self.unroll, low=1)
         if self._num_pushed > self.num_terms:
             raise ValueError(
-                f"num_terms must be a whole number ≥ {self._num_pushed} (2N + 1) for {self.acceleration}, "
+                f"num_terms must be a whole number ≥ {self._num_pushed} for {self.acceleration}, "
                 f"got {self.num_terms}; take more terms or a lower order"
             )
 
@@ -101,12 +101,13 @@ class series:
             carry = absorb(power, *carry[1:], c[k], push=k >= first_pushed)
         turn = max(first_pushed, len(powers))
         for c_k, push in ((c[len(powers) : turn], False), (c[turn:], True)):
-            carry, _ = jax.lax.scan(functools.partial(advance, push=push), carry, c_k, unroll=self.unroll)
+            if len(c_k):
+                carry, _ = jax.lax.scan(functools.partial(advance, push=push), carry, c_k, unroll=self.unroll)
 
         _, total, table = carry
         limit = total if accelerator is None else accelerator.limit(table)
         products = measured.products + 2 * (self.num_terms - len(powers))
-        stats = {"products": jnp.asarray(products), "scale": V}
+        stats = {"products": jnp.asarray(products, jnp.int32), "scale": V}
         return Solution(tree.scale(1 / jnp.sqrt(V), limit), stats, measured.state)
 
 

@@ -1,0 +1,1 @@
+"""Measurements: each module prints a table and writes its JSON beside itself."""

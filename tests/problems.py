@@ -1,0 +1,45 @@
+"""Small problems that tests share."""
+
+import jax
+import jax.numpy as jnp
+
+
+def network_params(key, sizes=(3, 4, 1), dtype=jnp.float32):
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [
+        {"w": jax.random.normal(k, (n, m), dtype) / n**0.5, "b": jnp.zeros(m, dtype)}
+        for k, n, m in zip(keys, sizes[:-1], sizes[1:], strict=True)
+    ]
+
+
+def predict(params, x):
+    for layer in params[:-1]:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    return x @ params[-1]["w"] + params[-1]["b"]
+
+
+def network_loss(params, batch):
+    """½ mean squared error; its Hessian at random parameters is indefinite."""
+    x, y = batch
+    return 0.5 * jnp.mean((predict(params, x) - y) ** 2)
+
+
+def network_batch(key, n=16, inputs=3, dtype=jnp.float32):
+    x = jax.random.normal(key, (n, inputs), dtype)
+    return x, jnp.sin(2 * x[:, :1]) + x[:, 1:2] * x[:, 2:3]
+
+
+def symmetric(rng, eigenvalues):
+    """A random symmetric matrix with the given eigenvalues, as a NumPy array."""
+    import numpy as np
+
+    Q, _ = np.linalg.qr(rng.normal(size=(len(eigenvalues), len(eigenvalues))))
+    return (Q * eigenvalues) @ Q.T
+
+
+def saddle_free_direction(H, g, damping):
+    """(|H| + λI)⁻¹ g by eigendecomposition, in NumPy: the oracle."""
+    import numpy as np
+
+    values, vectors = np.linalg.eigh(H)
+    return vectors @ ((vectors.T @ g) / (np.abs(values) + damping))

@@ -1,0 +1,69 @@
+"""The exact solver against NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import saddle_free_direction, symmetric
+
+import saddlefree as sf
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-3, 0.1, 10.0]))
+def test_direction(seed, damping):
+    rng = np.random.default_rng(seed)
+    H, g = symmetric(rng, rng.normal(size=7)), rng.normal(size=7)
+    tree = {"a": jnp.asarray(g[:3], jnp.float32), "b": jnp.asarray(g[3:].reshape(2, 2), jnp.float32)}
+
+    def matvec(v):
+        flat = jnp.asarray(H, jnp.float32) @ jnp.concatenate([v["a"], v["b"].ravel()])
+        return {"a": flat[:3], "b": flat[3:].reshape(2, 2)}
+
+    solution = sf.solve(sf.exact(chunk=2), matvec, tree, damping)
+    found = np.concatenate([solution.direction["a"], solution.direction["b"].ravel()])
+    expected = saddle_free_direction(H, g, damping)
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.linalg.norm(expected))
+    values = np.linalg.eigvalsh(H)
+    np.testing.assert_allclose(solution.stats["smallest_eigenvalue"], values[0], atol=1e-4)
+    np.testing.assert_allclose(solution.stats["largest_eigenvalue"], values[-1], atol=1e-4)
+    assert solution.stats["products"] == 7
+
+
+def test_newton_keeps_signs_and_small_eigenvalues_are_replaced():
+    H = jnp.diag(jnp.array([2.0, -0.5, 1e-4, -1e-4]))
+    direction = lambda solver, damping=0.0: sf.solve(solver, lambda v: H @ v, jnp.ones(4), damping).direction  # noqa: E731
+    np.testing.assert_allclose(direction(sf.exact(absolute=False)), [0.5, -2, 1e4, -1e4], rtol=1e-5)
+    np.testing.assert_allclose(direction(sf.exact(absolute=False), 1.0), [1 / 3, 2, 1 / 1.0001, 1 / 0.9999], rtol=1e-5)
+    # The paper's rule: |h| < threshold becomes the replacement, whatever its sign.
+    replaced = sf.exact(threshold=0.00052, replacement=0.25)
+    np.testing.assert_allclose(direction(replaced), [0.5, 2, 4, 4], rtol=1e-5)
+    np.testing.assert_allclose(direction(replaced, 0.25), [1 / 2.25, 1 / 0.75, 2, 2], rtol=1e-5)
+
+
+def test_moving_average_has_its_bias_corrected():
+    """C ← β C + (1 − β) H, over the sum of its weights; signed curvature is averaged, before absolute values."""
+    solver, state = sf.exact(average=0.75), None
+    for h in (1.0, -3.0):
+        solution = sf.solve(solver, lambda v, h=h: h * v, jnp.ones(1), 0.0, state)
+        state = solution.state
+    mean = (0.75 * 0.25 * 1 + 0.25 * -3) / (0.75 * 0.25 + 0.25)
+    np.testing.assert_allclose(solution.direction, 1 / abs(mean), rtol=1e-5)
+
+
+def test_refuses_large_problems_and_says_how_to_go_on():
+    with pytest.raises(
+        ValueError, match=r"at most max_size=4096 parameters, got 5000; raise max_size, or use a solver"
+    ):
+        sf.solve(sf.exact(), lambda v: v, jnp.ones(5000))
+    with pytest.raises(ValueError, match="max_size=10"):
+        sf.saddle_free_newton(solver=sf.exact(max_size=10)).init(jnp.ones(11))
+    for make, name in (
+        (lambda: sf.exact(threshold=-1), "threshold"),
+        (lambda: sf.exact(replacement=0), "replacement"),
+        (lambda: sf.exact(average=1.0), "average"),
+        (lambda: sf.exact(max_size=0), "max_size"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            make()

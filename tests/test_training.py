@@ -1,0 +1,130 @@
+"""`make_step`: model state, randomness, auxiliary outputs, microbatches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import network_batch, network_loss, network_params
+
+import saddlefree as sf
+
+
+def loss_fn(params, model_state, batch, key):
+    """A linear model behind a batch norm with running mean, with noise on its inputs."""
+    x, y = batch
+    mean = jnp.mean(x, axis=0)
+    noise = 0.01 * jax.random.normal(key, x.shape)
+    error = (x - mean + noise) @ params["w"] + params["b"] - y
+    new_state = {"mean": 0.9 * model_state["mean"] + 0.1 * mean, "seen": model_state["seen"] + 1}
+    return jnp.mean(error**2), (new_state, {"largest": jnp.max(jnp.abs(error))})
+
+
+def data(n=12):
+    x = jax.random.normal(jax.random.key(0), (n, 3)) + 1
+    return x, x @ jnp.array([1.0, -2.0, 0.5])
+
+
+def start(tx):
+    params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    return sf.training.init(params, tx, model_state={"mean": jnp.zeros(3), "seen": jnp.zeros((), jnp.int32)}, seed=1)
+
+
+TXS = {
+    "fixed": sf.saddle_free_newton(damping=1e-3, solver=sf.exact()),
+    "adaptive": sf.adaptive_saddle_free_newton(sf.series(num_terms=5)),
+    "adam": optax.adam(0.1),
+    "lbfgs": optax.lbfgs(),
+}
+
+
+@pytest.mark.parametrize("tx", TXS.values(), ids=TXS)
+def test_step_trains_and_carries_model_state(tx):
+    step = sf.training.make_step(loss_fn, tx)
+    state, losses = start(tx), []
+    for _ in range(5):
+        old = state
+        with jax.numpy_dtype_promotion("standard"):  # Optax's own optimisers need it
+            state, metrics = step(state, data())
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert state.step == 5
+    assert state.model_state["seen"] == 5
+    np.testing.assert_allclose(state.model_state["mean"], (1 - 0.9**5) * np.mean(data()[0], axis=0), rtol=1e-5)
+    assert metrics["aux"]["largest"] > 0
+    assert old.params["w"].is_deleted()
+
+
+def test_metrics_hold_the_diagnostics_and_donation_can_be_declined():
+    tx = TXS["adaptive"]
+    state = start(tx)
+    new, metrics = sf.training.make_step(loss_fn, tx, donate=False)(state, data())
+    assert metrics.keys() > {"loss", "aux", "damping", "learning_rate", "reduction_ratio", "products"}
+    assert metrics["loss"] == metrics["value"]
+    assert not state.params["w"].is_deleted()
+    assert jnp.any(new.key != state.key)
+
+
+def test_one_key_for_all_evaluations_of_a_step():
+    """The trial loss differs from the first only by the step: with the step 0 they are equal."""
+    tx = sf.saddle_free_newton(0.0, solver=sf.exact(), max_increase=0.0)
+    _, metrics = sf.training.make_step(loss_fn, tx)(start(tx), data())
+    assert metrics["rejected_steps"] == 0
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_microbatches(size):
+    """Gradient, curvature and trial losses are means over microbatches; so are model state and aux."""
+    params, batch = network_params(jax.random.key(0)), network_batch(jax.random.key(1), n=12)
+
+    def plain(params, model_state, batch, key):
+        return network_loss(params, batch), (model_state + jnp.mean(batch[0]), {"mean": jnp.mean(batch[1])})
+
+    tx = sf.adaptive_saddle_free_newton(sf.series(num_terms=4))
+    results = []
+    for microbatch_size in (None, size):
+        step = sf.training.make_step(plain, tx, microbatch_size=microbatch_size, donate=False)
+        state = sf.training.init(params, tx, model_state=jnp.zeros(()))
+        for _ in range(3):
+            state, metrics = step(state, batch)
+        results.append((state.params, state.model_state, metrics))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5), *results)
+
+
+def test_curvature_on_another_batch():
+    def quadratic(params, model_state, batch, key):
+        return 0.5 * jnp.sum(batch * params**2), (model_state, None)
+
+    tx = sf.saddle_free_newton(damping=0.0, solver=sf.exact())
+    step = sf.training.make_step(quadratic, tx, donate=False)
+    state = sf.training.init(jnp.array([1.0, 1.0]), tx)
+    alone, _ = step(state, jnp.array([2.0, 4.0]))
+    other, _ = step(state, jnp.array([2.0, 4.0]), jnp.array([4.0, 16.0]))
+    np.testing.assert_allclose(alone.params, [0.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(other.params, [0.5, 0.75], rtol=1e-6)
+
+
+def test_a_non_finite_loss_leaves_everything_as_it_was():
+    tx = TXS["adaptive"]
+    state = start(tx)
+    x, y = data()
+    after, metrics = sf.training.make_step(loss_fn, tx, donate=False)(state, (x.at[0].set(jnp.nan), y))
+    assert not jnp.isfinite(metrics["loss"])
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.model_state), (state.params, state.model_state))
+    assert metrics["nonfinite_steps"] == 1
+
+
+def test_integer_parameters_can_be_frozen():
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum((params["x"] - params["n"].astype(jnp.float32)) ** 2), (model_state, None)
+
+    tx = sf.saddle_free_newton(damping=0.0, solver=sf.exact(), frozen={"x": False, "n": True})
+    state = sf.training.init({"x": jnp.zeros(2), "n": jnp.array(3)}, tx)
+    state, _ = sf.training.make_step(loss_fn, tx)(state, None)
+    np.testing.assert_allclose(state.params["x"], [3.0, 3.0], rtol=1e-6)
+    assert state.params["n"] == 3
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="microbatch_size must be a whole number ≥ 1, got 0"):
+        sf.training.make_step(loss_fn, optax.sgd(0.1), microbatch_size=0)
