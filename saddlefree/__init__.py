@@ -18,6 +18,7 @@ from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
 from saddlefree.solvers.base import Solution, solve
 from saddlefree.solvers.exact import exact
+from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.series import series
 from saddlefree.step import adaptive_step, fixed_step
 
@@ -33,6 +34,7 @@ __all__ = [
     "fixed_step",
     "gauss_newton",
     "hessian",
+    "lanczos",
     "lanczos_bound",
     "levenberg_marquardt",
     "levin_d2",

@@ -98,7 +98,9 @@ class Recursion:
         """An empty table; all depends on differences of indices alone, so `start` does not matter."""
         checks.integer("start", start, low=0)
         probe = _normalise(gradient) if self.topological else None
-        return RecursionState(_stack(gradient, self.num_sums), jnp.array(-1, jnp.int32), jnp.array(0, jnp.int32), probe)
+        return RecursionState(
+            tree.stack(gradient, self.num_sums), jnp.array(-1, jnp.int32), jnp.array(0, jnp.int32), probe
+        )
 
     def push(self, state: RecursionState, term: Tree, partial_sum: Tree) -> RecursionState:
         """The next ascending diagonal."""
@@ -107,7 +109,7 @@ class Recursion:
         def column(c: jax.Array, carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
             diagonal, depth, new, old, older = carry
             # All reads come after the write: the other way round XLA would copy the whole stack in each turn.
-            diagonal = _put(diagonal, new, c - 1)
+            diagonal = tree.put(diagonal, new, c - 1)
 
             # The first difference is known without cancellation: worth a digit, and two for a long series.
             delta = tree.where(c == 1, term, tree.sub(new, old))
@@ -118,7 +120,7 @@ class Recursion:
             length = jnp.where(good, length, 1)
             companion = delta = tree.scale(1 / length, delta)
             if self.topological:
-                step = tree.sub(_get(diagonal, jnp.maximum(c - 2, 0)), older)
+                step = tree.sub(tree.get(diagonal, jnp.maximum(c - 2, 0)), older)
                 companion = tree.where(c % 2 == 1, state.probe, _normalise(step))
             product = tree.dot(delta, companion)
             good &= jnp.abs(product) > eps * tree.norm(delta) * tree.norm(companion)
@@ -126,16 +128,16 @@ class Recursion:
             value = tree.axpy(coefficient, companion, older)
 
             good &= (depth == c - 1) & (state.depth >= c - 1) & tree.all_finite(value)
-            return diagonal, jnp.where(good, c, depth), value, _get(diagonal, c), old
+            return diagonal, jnp.where(good, c, depth), value, tree.get(diagonal, c), old
 
-        old, older = _get(state.diagonal, 0), tree.zeros_like(partial_sum)
+        old, older = tree.get(state.diagonal, 0), tree.zeros_like(partial_sum)
         carry = state.diagonal, jnp.zeros_like(state.depth), partial_sum, old, older
         diagonal, depth, value, _, _ = lax.fori_loop(1, state.pushed + 1, column, carry)
-        return RecursionState(_put(diagonal, value, state.pushed), depth, state.pushed + 1, state.probe)
+        return RecursionState(tree.put(diagonal, value, state.pushed), depth, state.pushed + 1, state.probe)
 
     def limit(self, state: RecursionState) -> Tree:
         """The highest good even column of the last diagonal."""
-        return _get(state.diagonal, state.depth - state.depth % 2)
+        return tree.get(state.diagonal, state.depth - state.depth % 2)
 
 
 def shanks(order: int) -> Recursion:
@@ -159,7 +161,7 @@ def sablonniere(order: int) -> Recursion:
         float64    2e-16 (4e-16)  3e-15 (6e-15)  1e-12 (3e-12)  1e-08 (2e-07)    median (and largest)
         float32    1e-07 (3e-07)  2e-06 (3e-06)  5e-04 (2e-03)  9e-02 (3e-01)
 
-    and up to fifty times more when the window starts at the fifth sum.
+    and up to seventy times more where four sums come before the window (still at most 3e-01).
 
     >>> accelerate(sablonniere(order=1), 2 + 1 / jnp.arange(1.0, 4.0)).round(5)
     Array(2., dtype=float32)
@@ -239,7 +241,7 @@ class Weighted:
         """No moments and no terms."""
         checks.integer("start", start, low=0)
         return WeightedState(
-            terms=_stack(gradient, max(self.num_weights - 1, 1)),
+            terms=tree.stack(gradient, max(self.num_weights - 1, 1)),
             total=tree.zeros_like(gradient),
             moments=jnp.zeros(self.num_sums, tree.scalar_dtype(gradient)),
             pushed=jnp.array(0, jnp.int32),
@@ -252,9 +254,9 @@ class Weighted:
         # Terms that no weight reaches go to the first place too, which a later one then takes.
         place = jnp.maximum(state.pushed - (self.num_sums - self.num_weights + 1), 0)
         return state._replace(
-            terms=_put(state.terms, term, place),
+            terms=tree.put(state.terms, term, place),
             total=partial_sum,
-            moments=_put(state.moments, tree.dot(state.probe, term), state.pushed),
+            moments=tree.put(state.moments, tree.dot(state.probe, term), state.pushed),
             pushed=state.pushed + 1,
         )
 
@@ -294,7 +296,7 @@ def levin_t(order: int) -> Weighted:
 
         w_j ∝ (−1)^j binom(k, j) (n + β + j)^{k−1} / μ_{n+j},    limit Σ_j w_j s_{n+j},    j = 0, …, k.
 
-    >>> log2 = jnp.cumsum((-1.0) ** jnp.arange(7) / jnp.arange(1.0, 8.0))
+    >>> log2 = jnp.cumsum((-1.0) ** jnp.arange(7.0) / jnp.arange(1.0, 8.0))
     >>> accelerate(levin_t(order=3), log2).round(5)
     Array(0.69315, dtype=float32)
     """
@@ -377,19 +379,6 @@ def _accelerate(accelerator: Accelerator, sums: Tree, gradient: Tree) -> Tree:
     state = accelerator.init(gradient, length - needed)
     state, _ = lax.scan(lambda state, pair: (accelerator.push(state, *pair), None), state, window)
     return accelerator.limit(state)
-
-
-def _stack(x: Tree, length: int) -> Tree:
-    # A broadcast keeps the sharding of x, which a new array would not.
-    return jax.tree.map(lambda a: jnp.broadcast_to(jnp.zeros_like(a), (length, *a.shape)), x)
-
-
-def _get(stack: Tree, index: jax.Array) -> Tree:
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, 0, keepdims=False), stack)
-
-
-def _put(stack: Tree, x: Tree, index: jax.Array) -> Tree:
-    return jax.tree.map(lambda a, b: lax.dynamic_update_index_in_dim(a, b, index, 0), stack, x)
 
 
 def _peak(x: Tree) -> jax.Array:

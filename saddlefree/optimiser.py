@@ -20,7 +20,7 @@ from saddlefree import checks, tree
 from saddlefree.acceleration import sablonniere
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
 from saddlefree.damping import Damping, fixed_damping, levenberg_marquardt
-from saddlefree.solvers.base import Solver
+from saddlefree.solvers.base import Solver, System
 from saddlefree.solvers.series import series
 from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio
 from saddlefree.tree import Number, Tree
@@ -168,7 +168,7 @@ def scale_by_saddle_free(
     ) -> tuple[Tree, ScaleBySaddleFreeState]:
         local = _Local(updates, params, frozen, extra)
         lam = rule.value(jnp.zeros((), local.dtype), state.count)
-        solution = solver.solve(local.curvature, local.g, lam, state.solver)
+        solution = solver.solve(System(local.curvature, local.g, lam), state.solver)
         finite = tree.all_finite((local.g, solution.direction))
         return local.as_updates(tree.where(finite, solution.direction, tree.zeros_like(local.g))), state._replace(
             count=optax.safe_increment(state.count),
@@ -209,7 +209,7 @@ def _newton(
         # A product that the step needs anyway is linearised once, here, for the solver too.
         matvec = local.curvature() if models else None
         curvature = local.curvature if matvec is None else lambda: matvec
-        solution = solver.solve(curvature, local.g, lam, state.solver)
+        solution = solver.solve(System(curvature, local.g, lam), state.solver)
         proposal = rule.propose(solution.direction, state.previous, local.model_g, matvec, lam, state.count)
         step, figures = proposal.step, {"learning_rate": proposal.learning_rate, "momentum": proposal.momentum}
         finite = tree.all_finite((local.g, solution.direction, step))
@@ -305,7 +305,7 @@ def _trainable(params: Tree, frozen: Frozen) -> Tree:
 def _empty_stats(solver: Solver, g: Tree) -> dict[str, jax.Array]:
     """Zeros in the shape of the solver's statistics, found by tracing it with the identity as H."""
     lam = jnp.zeros((), tree.scalar_dtype(g))
-    stats = jax.eval_shape(lambda g: solver.solve(lambda: lambda v: v, g, lam, solver.init(g)).stats, g)
+    stats = jax.eval_shape(lambda g: solver.solve(System(lambda: lambda v: v, g, lam), solver.init(g)).stats, g)
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), stats)
 
 

@@ -1,7 +1,7 @@
 """The series' scale V: how H² is shrunk so that the powers of I − H²/V die away.
 
-The series converges for V > λmax(H²)/2; for V > λmax(H²) each truncation is positive definite too. Smaller is faster:
-a component with eigenvalue h of H decays like (1 − h²/V)^k.
+The series converges for V > λmax(H²)/2, and for V > λmax(H²) each term is positive semi-definite: truncations grow
+towards the limit and never beyond it. Smaller is faster: a component with eigenvalue h of H decays like (1 − h²/V)^k.
 
 Each choice of V is a frozen dataclass with `init(gradient)`, its state, and `measure(matvec, gradient, state, unroll)`.
 """
@@ -38,7 +38,7 @@ class Scale(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class lower_bound:
-    """The paper's choice, V ← max{V, ‖H²g‖/‖g‖}, from V = `initial`; for K ≥ 2 it costs no product beyond the series' own.
+    """The paper's choice, V ← max{V, ‖H²g‖/‖g‖} from V = `initial`; it shares its products with the series (K ≥ 2).
 
     It is a bound from *below* on λmax(H²): the series may diverge, and as a running maximum it never comes down.
     With `decay` < 1 it does: V ← max{decay·V, ‖H²g‖/‖g‖}.
@@ -151,8 +151,8 @@ class lanczos_bound:
         key, state = jax.random.split(state)
         # A space cannot have more dimensions than the parameters have entries.
         steps = min(self.num_products, max(tree.size(gradient), 1))
-        krylov = spectrum.lanczos_decomposition(matvec, tree.random_normal(key, gradient), steps, unroll)
-        return Measurement(self.safety * spectrum.largest_magnitude(krylov) ** 2, state, steps)
+        _, T, _ = spectrum.lanczos_decomposition(matvec, tree.random_normal(key, gradient), steps, unroll)
+        return Measurement(self.safety * spectrum.largest_magnitude(T) ** 2, state, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +174,8 @@ class trace_bound:
     2
     """
 
-    num_samples: int = 4
-    margin: float = 2.0
+    num_samples: int = 8
+    margin: float = 3.0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
 """The spectrum of a matrix that is known by its products: Krylov bases and Ritz values.
 
 Lanczos: m products build an orthonormal basis Q of span{b, A b, …, A^{m−1} b} in which A is the tridiagonal
-T = QᵀAQ. The eigenvalues θ of T (Ritz values) approach those of A from inside, the extreme ones first; with the
-eigenvectors S of T and the norm β of what is left after the last product, each θᵢ lies within β|S_{mi}| of an
-eigenvalue of A.
+T = QᵀAQ. The eigenvalues θ of T (Ritz values) approach those of A from inside, the extreme ones first. What is left
+after the last product has the norm β_m.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,56 +16,115 @@ from saddlefree.curvature import MatVec
 from saddlefree.tree import Tree
 
 
-class Krylov(NamedTuple):
-    """An orthonormal Krylov basis Q and the tridiagonal T = QᵀAQ.
+class Tridiagonal(NamedTuple):
+    """T = QᵀAQ. Once the space is exhausted, or the run stopped, what follows is zero."""
 
-    Once the space is exhausted (A maps it into itself) further basis vectors are zero, and so are their rows of T.
-    """
+    diagonal: jax.Array  # α₁ … α_m
+    off_diagonal: jax.Array  # β₁ … β_m; the last is the norm of what is left
 
-    basis: Tree  # Q: m stacked vectors, along a leading axis
-    diagonal: jax.Array  # α, m entries
-    off_diagonal: jax.Array  # β, m entries: the last is the norm of what is left
-
-    @property
-    def tridiagonal(self) -> jax.Array:
-        """T, m × m."""
+    def dense(self) -> jax.Array:
+        """T as a matrix, m × m."""
         between = self.off_diagonal[:-1]
         return jnp.diag(self.diagonal) + jnp.diag(between, 1) + jnp.diag(between, -1)
 
 
-def lanczos_decomposition(matvec: MatVec, start: Tree, num_products: int, unroll: int | bool = 1) -> Krylov:
-    """Lanczos with full re-orthogonalisation from `start`: m products, m basis vectors.
+Stop = Callable[[Tridiagonal, jax.Array], jax.Array]
+"""Whether T, complete up to row j, suffices."""
+
+
+def lanczos_decomposition(
+    matvec: MatVec, start: Tree, num_products: int, unroll: int | bool = 1, stop: Stop | None = None
+) -> tuple[Tree, Tridiagonal, jax.Array]:
+    """Lanczos with full re-orthogonalisation: the basis Q, m stacked vectors, T, and the number of products.
 
     Args:
       matvec: product with a symmetric matrix A.
-      start: the first basis vector, of any length but zero.
+      start: b, the first basis vector up to its length; a zero vector gives zeros.
       num_products: m ≥ 1.
       unroll: products in one turn of the compiled loop, or True for no loop at all.
+      stop: ends the run early; `unroll` is not used then.
 
     >>> A = jnp.diag(jnp.array([3.0, 1.0, -2.0]))
-    >>> krylov = lanczos_decomposition(lambda v: A @ v, jnp.ones(3), num_products=3)
-    >>> [round(float(value), 3) for value in jnp.linalg.eigvalsh(krylov.tridiagonal)]
+    >>> _, T, _ = lanczos_decomposition(lambda v: A @ v, jnp.ones(3), num_products=3)
+    >>> [round(float(value), 3) for value in jnp.linalg.eigvalsh(T.dense())]
     [-2.0, 1.0, 3.0]
     """
-    dtype = tree.scalar_dtype(start)
-    epsilon = jnp.finfo(dtype).eps
+    Carry = tuple[Tree, Tree, Tridiagonal]
 
-    def extend(carry: tuple[Tree, Tree], j: jax.Array) -> tuple[tuple[Tree, Tree], tuple[jax.Array, ...]]:
-        basis, q = carry
-        basis = jax.tree.map(lambda Q, x: jax.lax.dynamic_update_index_in_dim(Q, x, j, 0), basis, q)
+    def extend(carry: Carry, j: jax.Array) -> Carry:
+        basis, q, T = carry
+        basis = tree.put(basis, q, j)
         w = matvec(q)
         alpha, length = tree.dot(q, w), tree.norm(w)
         # Twice is enough (Parlett 1998): one sweep of Gram-Schmidt loses orthogonality by cancellation, two do not.
         for _ in range(2):
             w = tree.sub(w, combine(basis, project(basis, w)))
-        beta = tree.norm(w)
-        beta = jnp.where(beta > 10 * epsilon * length, beta, 0)
-        return (basis, tree.scale(tree.reciprocal(beta), w)), (alpha, beta)
+        beta = _alive(tree.norm(w), length)
+        q = tree.scale(tree.reciprocal(beta), w)
+        return basis, q, Tridiagonal(T.diagonal.at[j].set(alpha), T.off_diagonal.at[j].set(beta))
 
-    basis = jax.tree.map(lambda x: jnp.zeros((num_products, *x.shape), x.dtype, out_sharding=_stacked(x)), start)
-    q = tree.normalise(start)
-    (basis, _), (alphas, betas) = jax.lax.scan(extend, (basis, q), jnp.arange(num_products), unroll=unroll)
-    return Krylov(basis, alphas, betas)
+    zeros = jnp.zeros(num_products, tree.scalar_dtype(start))
+    carry = tree.stack(start, num_products), tree.normalise(start), Tridiagonal(zeros, zeros)
+    if stop is None:
+        indices = jnp.arange(num_products)
+        (basis, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices, unroll=unroll)
+        return basis, T, jnp.asarray(num_products, jnp.int32)
+
+    def unfinished(state: tuple[jax.Array, Carry]) -> jax.Array:
+        j, (_, _, T) = state
+        exhausted = T.off_diagonal[j - 1] == 0
+        return (j == 0) | ((j < num_products) & ~exhausted & ~stop(T, j))
+
+    count, (basis, _, T) = jax.lax.while_loop(
+        unfinished, lambda s: (s[0] + 1, extend(s[1], s[0])), (jnp.zeros((), jnp.int32), carry)
+    )
+    # The vector that the last β leads to has not been multiplied.
+    unmet = (jnp.arange(num_products) == count - 1) & (count < num_products)
+    return basis, T._replace(off_diagonal=jnp.where(unmet, 0, T.off_diagonal)), count
+
+
+def lanczos_coefficients(matvec: MatVec, start: Tree, num_products: int, unroll: int | bool = 1) -> Tridiagonal:
+    """T alone, by the three-term recurrence: three vectors alive, orthogonality lost as Ritz values converge."""
+    _, T = jax.lax.scan(_recurrence(matvec), _begin(start), None, length=num_products, unroll=unroll)
+    return T
+
+
+def lanczos_combination(matvec: MatVec, start: Tree, coordinates: jax.Array, unroll: int | bool = 1) -> Tree:
+    """Q y for the basis of `lanczos_coefficients`, built a second time and added up as it comes."""
+    turn = _recurrence(matvec)
+
+    def body(carry: tuple, y: jax.Array) -> tuple:
+        lanczos, total = carry
+        lanczos, _ = turn(lanczos, None)
+        return (lanczos, tree.axpy(y, lanczos[0], total)), None
+
+    first = _begin(start)
+    carry = first, tree.scale(coordinates[0], first[0])
+    (_, total), _ = jax.lax.scan(body, carry, coordinates[1:], unroll=unroll)
+    return total
+
+
+def _begin(start: Tree) -> tuple[Tree, Tree, jax.Array]:
+    return tree.normalise(start), tree.zeros_like(start), jnp.zeros((), tree.scalar_dtype(start))
+
+
+def _recurrence(matvec: MatVec) -> Callable:
+    """q_{j+1} β_{j+1} = A q_j − α_j q_j − β_j q_{j−1}, as the body of a scan."""
+
+    def turn(carry: tuple[Tree, Tree, jax.Array], _: None) -> tuple[tuple[Tree, Tree, jax.Array], Tridiagonal]:
+        q, previous, beta = carry
+        w = matvec(q)
+        alpha, length = tree.dot(q, w), tree.norm(w)
+        w = tree.axpy(-alpha, q, tree.axpy(-beta, previous, w))
+        beta = _alive(tree.norm(w), length)
+        return (tree.scale(tree.reciprocal(beta), w), q, beta), Tridiagonal(alpha, beta)
+
+    return turn
+
+
+def _alive(beta: jax.Array, length: jax.Array) -> jax.Array:
+    """β, and 0 where only the rounding of a vector of this length is left: the space is exhausted."""
+    return jnp.where(beta > 10 * jnp.finfo(beta.dtype).eps * length, beta, 0)
 
 
 def project(basis: Tree, x: Tree) -> jax.Array:
@@ -78,20 +137,12 @@ def combine(basis: Tree, coordinates: jax.Array) -> Tree:
     return jax.tree.map(lambda Q: jnp.tensordot(coordinates.astype(Q.dtype), Q, axes=1), basis)
 
 
-def largest_magnitude(krylov: Krylov) -> jax.Array:
-    """An estimate of |λ|max from above: max |θᵢ| + β, the largest Ritz value plus all that is left (Zhou & Li 2011).
+def largest_magnitude(T: Tridiagonal) -> jax.Array:
+    """An estimate of |λ|max from above: max |θᵢ| + β_m, the largest Ritz value plus all that is left (Zhou & Li 2011).
 
     >>> A = jnp.diag(jnp.array([3.0, 1.0, -4.0]))
-    >>> krylov = lanczos_decomposition(lambda v: A @ v, jnp.ones(3), num_products=3)
-    >>> largest_magnitude(krylov).round(3)
-    Array(4., dtype=float32)
+    >>> _, T, _ = lanczos_decomposition(lambda v: A @ v, jnp.ones(3), num_products=3)
+    >>> round(float(largest_magnitude(T)), 3)
+    4.0
     """
-    return jnp.max(jnp.abs(jnp.linalg.eigvalsh(krylov.tridiagonal))) + krylov.off_diagonal[-1]
-
-
-def _stacked(x: jax.Array) -> jax.sharding.NamedSharding | None:
-    """The sharding of a stack of arrays like x along a new, unsharded, leading axis."""
-    sharding = jax.typeof(x).sharding
-    if sharding.mesh.empty:
-        return None
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
+    return jnp.max(jnp.abs(jnp.linalg.eigvalsh(T.dense()))) + T.off_diagonal[-1]

@@ -42,8 +42,8 @@ def init(
       model_state: what the model carries beside its parameters, such as running averages; None if nothing.
       seed: of the keys that the loss is called with.
     """
-    parts = params, tx.init(params), model_state
-    return TrainState(*jax.tree.map(jnp.array, parts), jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))
+    params, opt_state, model_state = jax.tree.map(jnp.array, (params, tx.init(params), model_state))
+    return TrainState(params, opt_state, model_state, jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))
 
 
 def make_step(

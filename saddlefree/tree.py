@@ -119,6 +119,22 @@ def random_normal(key: jax.Array, like: Tree) -> Tree:
     return optax.tree.random_like(key, like, sampler=jax.random.normal)
 
 
+def stack(x: Tree, length: int) -> Tree:
+    """`length` zero vectors like x, along a new leading axis."""
+    # A broadcast keeps the sharding of x, which a new array would not.
+    return jax.tree.map(lambda a: jnp.broadcast_to(jnp.zeros_like(a), (length, *a.shape)), x)
+
+
+def get(vectors: Tree, index: jax.Array | int) -> Tree:
+    """One vector of a stack."""
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, 0, keepdims=False), vectors)
+
+
+def put(vectors: Tree, x: Tree, index: jax.Array | int) -> Tree:
+    """The stack with x in the place of one of its vectors."""
+    return jax.tree.map(lambda a, b: jax.lax.dynamic_update_index_in_dim(a, b, index, 0), vectors, x)
+
+
 def ravel(x: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]:
     """x as one vector, replicated where x is sharded, and the way back to x's shapes, dtypes and shardings."""
     leaves, treedef = jax.tree.flatten(x)

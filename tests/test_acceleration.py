@@ -29,12 +29,6 @@ ALL = [shanks, sablonniere, vector_rho, topological_rho, pade, levin_t, levin_d2
 every_accelerator = pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _strict_promotion():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
-
-
 # --- oracles: vectors are object arrays of mpmath numbers -------------------------------------------------------------
 
 

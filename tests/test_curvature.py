@@ -139,7 +139,7 @@ def test_bad_input():
         sf.gauss_newton(lambda p: p, lambda p: p, jnp.ones((), jnp.complex64))
     with pytest.raises(ValueError, match=r"value_fn must return one real number.*shape \(2,\)"):
         sf.hessian(lambda x: x**2, jnp.ones(2))
-    with pytest.raises(ValueError, match="value_fn must return one real number.*got tuple"):
+    with pytest.raises(ValueError, match=r"value_fn must return one real number.*got tuple"):
         sf.hessian(lambda x: (jnp.sum(x), x), jnp.ones(2))
     with pytest.raises(ValueError, match="size must be a whole number ≥ 1, got 0"):
         sf.microbatch_mean(network_loss, jnp.ones(3), 0)

@@ -103,7 +103,7 @@ def true_coefficients(num_terms, delta):
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-12)])
 def test_coefficients_are_right_to_the_last_digits_for_all_damping(dtype, tolerance, delta, x64):
-    """Σ c_k z^k = 1/(√(1−z) + δ), the damped eq. (3); float δ as it is, traced or not."""
+    """Σ c_k z^k = 1/(√(1−z) + δ), eq. (2) with damping; δ traced or not."""
     delta = dtype(delta)
     truth = true_coefficients(1000, float(delta))
     for compute in (coefficients, jax.jit(coefficients, static_argnums=0)):
@@ -151,7 +151,7 @@ def test_one_term_is_gradient_descent(x64, H, V, damping):
 @cases(max_examples=30)
 @given(spectra(), st.floats(1.0, 10.0), st.floats(0.0, 10.0), seeds)
 def test_norms_of_terms_decrease(x64, H, V, damping, seed):
-    """‖a_{k+1}‖ < ‖a_k‖, Appendix D.2, and with damping alike."""
+    """‖a_{k+1}‖ < ‖a_k‖, Appendix D.2 (whose factor must have k + 1 for k), and with damping alike."""
     g = np.random.default_rng(seed).standard_normal(6)
     norms = np.linalg.norm(np.diff(first_operators(H, V, damping), axis=0, prepend=0) @ g, axis=1)
     assert np.all(norms[1:] < norms[:-1] + 1e-14 * norms[0])
@@ -177,7 +177,7 @@ def test_components_of_large_curvature_converge_first(damping, x64):
 @pytest.mark.parametrize("damping", [0.0, 0.01, 0.1, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_series_converges_to_the_exact_direction(seed, damping, x64):
-    """Eq. (5), indefinite H with |h| in [0.1, 1], V = 1.01 λmax(H²)."""
+    """Eq. (4), indefinite H with |h| in [0.1, 1], V = 1.01 λmax(H²)."""
     rng = np.random.default_rng(seed)
     H, g = symmetric(both_signs(rng, 100, 0.1, 1.0), rng), rng.standard_normal(100)
     truth = inverse_absolute(H, damping) @ g
@@ -187,7 +187,7 @@ def test_series_converges_to_the_exact_direction(seed, damping, x64):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_acceleration_beats_the_plain_series(seed, x64):
-    """Section 3.4: eq. (5) converges slowly, and Sablonnière's modified ε-algorithm helps."""
+    """Section 3.4: eq. (4) converges slowly, and Sablonnière's modified ε-algorithm helps."""
     rng = np.random.default_rng(seed)
     H, g = symmetric(both_signs(rng, 100, 0.1, 1.0), rng), rng.standard_normal(100)
     truth = inverse_absolute(H) @ g
@@ -272,7 +272,7 @@ def test_truncations_overshoot_for_scales_below_the_largest_eigenvalue(x64):
 
 
 def test_truncations_lose_definiteness_for_scales_below_half_the_largest_eigenvalue(x64):
-    """Where the series diverges, −g is soon no descent direction's opposite any more: d·g < 0 for some g."""
+    """Where the series diverges, truncations soon go uphill: d·g < 0 for some g."""
     H = symmetric([1.0, -0.7, 0.5, -0.3, 0.2, 0.1], np.random.default_rng(0))
     assert np.linalg.eigvalsh(first_operators(H, 0.4, 0.0)).min() < -1
 

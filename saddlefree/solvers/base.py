@@ -11,6 +11,14 @@ from saddlefree.curvature import MatVec, in_dtypes_of
 from saddlefree.tree import Scalar, Tree
 
 
+class System(NamedTuple):
+    """What is to be solved: (|H| + λI) d = g."""
+
+    curvature: Callable[[], MatVec]  # prepares the product with H; called only where products are needed
+    gradient: Tree
+    damping: jax.Array
+
+
 class Solution(NamedTuple):
     """A direction and how it was found."""
 
@@ -25,8 +33,8 @@ class Solver(Protocol):
     def init(self, gradient: Tree) -> Any:
         """The state before the first call, for gradients shaped like this one."""
 
-    def solve(self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, state: Any) -> Solution:
-        """The direction; `curvature()` prepares the product and is called only where products are needed."""
+    def solve(self, system: System, state: Any) -> Solution:
+        """The direction, and the state for the next call."""
 
 
 def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2, state: Any = None) -> Solution:
@@ -48,7 +56,6 @@ def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2
     checks.real_parameters(gradient)
     g = tree.to_working(gradient)
     state = solver.init(g) if state is None else state
-    solution = solver.solve(
-        lambda: in_dtypes_of(gradient, matvec), g, jnp.asarray(damping, tree.scalar_dtype(g)), state
-    )
+    system = System(lambda: in_dtypes_of(gradient, matvec), g, jnp.asarray(damping, tree.scalar_dtype(g)))
+    solution = solver.solve(system, state)
     return solution._replace(direction=tree.cast_like(solution.direction, gradient))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec
-from saddlefree.solvers.base import Solution
+from saddlefree.solvers.base import Solution, System
 from saddlefree.tree import Scalar, Tree
 
 
@@ -73,10 +73,10 @@ class exact:
         dtype = tree.scalar_dtype(gradient)
         return MovingAverage(jnp.zeros((size, size), dtype), jnp.zeros((), dtype))
 
-    def solve(self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, state: Any) -> Solution:
+    def solve(self, system: System, state: Any) -> Solution:
         """Decomposes the matrix and inverts it."""
-        g, unravel = tree.ravel(gradient)
-        H = dense(curvature(), g, unravel, self.chunk)
+        g, unravel = tree.ravel(system.gradient)
+        H = dense(system.curvature(), g, unravel, self.chunk)
         if self.average:
             beta = jnp.asarray(self.average, H.dtype)
             state = MovingAverage(beta * state.matrix + (1 - beta) * H, beta * state.weight + (1 - beta))
@@ -85,7 +85,7 @@ class exact:
         size = jnp.abs(values)
         kept = size if self.absolute else values
         used = jnp.where(size < self.threshold, jnp.asarray(self.replacement, size.dtype), kept)
-        direction = vectors @ ((vectors.T @ g) / (used + damping))
+        direction = vectors @ ((vectors.T @ g) / (used + system.damping))
         stats = {
             "products": jnp.asarray(g.size, jnp.int32),
             "smallest_eigenvalue": values[0],

@@ -5,12 +5,11 @@ Symbols: Z = I − H²/V, δ = λ/√V, K terms, N the order of acceleration. Si
     (|H| + λI)⁻¹ g = V^{-½} Σ_k c_k Z^k g,    where Σ_k c_k z^k = 1/(√(1−z) + δ);
 
 λ = 0 is the paper's own series, c_k = binom(2k, k)/4^k. All c_k are positive, so for V > λmax(H²) each truncation is
-positive definite, whatever λ.
+positive definite, whatever λ, and grows towards the limit from below.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,9 +18,8 @@ import numpy as np
 
 from saddlefree import checks, tree
 from saddlefree.acceleration import Accelerator
-from saddlefree.curvature import MatVec
 from saddlefree.scale import Scale, lanczos_bound
-from saddlefree.solvers.base import Solution
+from saddlefree.solvers.base import Solution, System
 from saddlefree.tree import Tree
 
 
@@ -70,9 +68,10 @@ class series:
         """The scale's state."""
         return self.scale.init(gradient)
 
-    def solve(self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, state: Any) -> Solution:
+    def solve(self, system: System, state: Any) -> Solution:
         """Sums the series."""
-        matvec, accelerator = curvature(), self.acceleration
+        matvec, gradient, damping = system.curvature(), system.gradient, system.damping
+        accelerator = self.acceleration
         measured = self.scale.measure(matvec, gradient, state, self.unroll)
         # A larger V is always admissible; this one keeps δ in the coefficients' range where H all but vanishes.
         V = jnp.maximum(measured.V, (damping / LARGEST_DELTA) ** 2)

@@ -1,0 +1,114 @@
+"""Lanczos: (|H| + λI)⁻¹ g in the Krylov space of H and g, where m products go furthest.
+
+m products give an orthonormal basis B of span{g, Hg, …, H^{m−1}g} and the small matrix A = BᵀHB = S diag(θ) Sᵀ. In it
+
+    d(λ) = B f(A) Bᵀg = B S diag(f(θ)) Sᵀ Bᵀg,    f(θ) = 1/(|θ| + λ)  or  (θ² + λ²)^{−½},
+
+for every λ, without a new product. The series of as many products is a worse choice from the same space.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree import checks, spectrum, tree
+from saddlefree.solvers.base import Solution, System
+from saddlefree.tree import Tree
+
+Form = Literal["abs", "sqrt"]
+
+
+def inverse(values: jax.Array, damping: jax.Array, form: Form) -> jax.Array:
+    """f(θ), and 0 where that would be 1/0."""
+    return tree.reciprocal(jnp.abs(values) + damping if form == "abs" else jnp.hypot(values, damping))
+
+
+@dataclasses.dataclass(frozen=True)
+class lanczos:
+    """The best direction from m products: an orthonormal Krylov basis of H and g, and f of the small matrix.
+
+    Args:
+      num_products: m ≥ 1, one product each.
+      damping_form: "abs" is 1/(|h| + λ), as in all other solvers; "sqrt" is (h² + λ²)^{−½}, which lies between it and
+        √2 times it, is smooth at h = 0 and converges in fewer products.
+      tolerance: stop growing the basis when the last vector's share of the direction falls below this number in (0, 1);
+        m is then the largest number of products. None takes all m.
+      two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
+      unroll: products in one turn of the compiled loop, or True for no loop at all.
+
+    The statistics hold `error`, the last vector's share as an estimate of the relative error, the extreme Ritz values
+    and `negative_share`, the share of ‖g‖² in directions of negative curvature.
+
+    >>> import saddlefree as sf
+    >>> H = jnp.diag(jnp.array([2.0, -0.5, 1.0]))
+    >>> solution = sf.solve(lanczos(num_products=3), lambda v: H @ v, jnp.ones(3), damping=0.0)
+    >>> [round(float(x), 4) for x in solution.direction]
+    [0.5, 2.0, 1.0]
+    >>> round(float(solution.stats["negative_share"]), 4)
+    0.3333
+    """
+
+    num_products: int = 10
+    damping_form: Form = "abs"
+    tolerance: float | None = None
+    two_pass: bool = False
+    unroll: int | bool = 1
+
+    def __post_init__(self) -> None:
+        checks.integer("num_products", self.num_products, low=1)
+        if self.damping_form not in ("abs", "sqrt"):
+            raise ValueError(f"damping_form must be 'abs' or 'sqrt', got {self.damping_form!r}")
+        if self.tolerance is not None:
+            checks.number("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+            if self.two_pass:
+                raise ValueError(f"tolerance must be None with two_pass=True, got {self.tolerance!r}")
+        if self.unroll is not True:
+            checks.integer("unroll", self.unroll, low=1)
+
+    def init(self, gradient: Tree) -> tuple[()]:
+        """Nothing to remember."""
+        return ()
+
+    def solve(self, system: System, state: Any) -> Solution:
+        """Builds the basis and applies f to the small matrix."""
+        matvec, g = system.curvature(), system.gradient
+        steps = min(self.num_products, max(tree.size(g), 1))
+        length = tree.norm(g)
+
+        if self.two_pass:
+            T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
+            products = jnp.asarray(2 * steps - 1, jnp.int32)
+        else:
+            stop = None if self.tolerance is None else self._suffices(system.damping, self.tolerance)
+            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop)
+        values, vectors = jnp.linalg.eigh(T.dense())
+        coordinates = vectors @ (inverse(values, system.damping, self.damping_form) * vectors[0])
+        if self.two_pass:
+            direction = spectrum.lanczos_combination(matvec, g, length * coordinates, self.unroll)
+        else:
+            direction = spectrum.combine(basis, length * coordinates)
+        stats = {
+            "products": products,
+            "error": _last_share(coordinates, products - 1 if not self.two_pass else steps - 1),
+            "smallest_ritz": values[0],
+            "largest_ritz": values[-1],
+            "negative_share": jnp.sum(jnp.where(values < 0, vectors[0] ** 2, 0)),
+        }
+        return Solution(direction, stats, state)
+
+    def _suffices(self, damping: jax.Array, tolerance: float) -> spectrum.Stop:
+        """Whether the last of the first j coordinates of f(T)e₁ is small."""
+
+        def stop(T: spectrum.Tridiagonal, j: jax.Array) -> jax.Array:
+            values, vectors = jnp.linalg.eigh(T._replace(off_diagonal=T.off_diagonal.at[j - 1].set(0)).dense())
+            coordinates = vectors @ (inverse(values, damping, self.damping_form) * vectors[0])
+            return _last_share(coordinates, j - 1) < tolerance
+
+        return stop
+
+
+def _last_share(coordinates: jax.Array, last: jax.Array | int) -> jax.Array:
+    """|y_last|/‖y‖."""
+    return jnp.abs(coordinates[last]) * tree.reciprocal(jnp.linalg.norm(coordinates))

@@ -1,0 +1,114 @@
+"""The Lanczos solver against eigendecompositions, and its decomposition against matfree's."""
+
+import jax
+import jax.numpy as jnp
+import matfree.decomp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import saddle_free_direction, symmetric
+
+import saddlefree as sf
+from saddlefree import spectrum
+
+
+def network_like(rng, n=200):
+    """A few outliers, a bulk near zero, some of it negative."""
+    return symmetric(rng, np.concatenate([[12.0, 5.0, 2.0, 1.0], rng.normal(size=n - 4) * 0.02])), rng.normal(size=n)
+
+
+def sqrt_direction(H, g, damping):
+    values, vectors = np.linalg.eigh(H)
+    return vectors @ ((vectors.T @ g) / np.hypot(values, damping))
+
+
+@pytest.mark.parametrize(("form", "oracle"), [("abs", saddle_free_direction), ("sqrt", sqrt_direction)])
+def test_converges_to_the_exact_direction(x64, form, oracle):
+    H, g = network_like(np.random.default_rng(0))
+    expected = oracle(H, g, 0.1)
+    errors = []
+    for m in (4, 10, 20, 60):
+        solution = sf.solve(sf.lanczos(m, damping_form=form), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.1)
+        errors.append(np.linalg.norm(solution.direction - expected) / np.linalg.norm(expected))
+        assert solution.stats["products"] == m
+        assert solution.stats["error"] > min(errors[-1] / 10, 1e-10)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[2] < 0.01
+    series = sf.solve(
+        sf.series(num_terms=11, scale=sf.fixed_scale(145.0)), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.1
+    )
+    assert series.stats["products"] == 20
+    exact = saddle_free_direction(H, g, 0.1)
+    assert np.linalg.norm(series.direction - exact) > 10 * errors[2] * np.linalg.norm(exact)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-2, 1.0]), two_pass=st.booleans())
+def test_all_products_give_the_exact_direction(seed, damping, two_pass):
+    rng = np.random.default_rng(seed)
+    H, g = symmetric(rng, np.array([3.0, -1.0, 0.5, -0.2])), rng.normal(size=4)
+    solver = sf.lanczos(num_products=4, two_pass=two_pass)
+    solution = sf.solve(solver, lambda v: jnp.asarray(H, jnp.float32) @ v, jnp.asarray(g, jnp.float32), damping)
+    np.testing.assert_allclose(solution.direction, saddle_free_direction(H, g, damping), rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose([solution.stats["smallest_ritz"], solution.stats["largest_ritz"]], [-1, 3], atol=1e-3)
+
+
+def test_stops_when_the_space_is_exhausted():
+    """Two eigenvalues, so two basis vectors, however many products are allowed; no NaN from what is left."""
+    H = jnp.diag(jnp.array([2.0, 2.0, -1.0, -1.0, 2.0]))
+    for solver in (sf.lanczos(5), sf.lanczos(50), sf.lanczos(5, two_pass=True), sf.lanczos(5, tolerance=1e-6)):
+        solution = sf.solve(solver, lambda v: H @ v, jnp.ones(5), 0.0)
+        np.testing.assert_allclose(solution.direction, 1 / jnp.abs(jnp.diag(H)), rtol=1e-4)
+    assert solution.stats["products"] == 2
+    assert solution.stats["negative_share"] == pytest.approx(0.4)
+    zero = sf.solve(sf.lanczos(3), lambda v: H @ v, jnp.zeros(5), 0.0)
+    np.testing.assert_array_equal(zero.direction, 0)
+
+
+def test_tolerance_picks_the_number_of_products(x64):
+    H, g = network_like(np.random.default_rng(1))
+    expected = saddle_free_direction(H, g, 0.1)
+    used = []
+    for tolerance in (0.1, 1e-2, 1e-3):
+        solution = sf.solve(sf.lanczos(100, tolerance=tolerance), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.1)
+        used.append(int(solution.stats["products"]))
+        assert solution.stats["error"] < tolerance
+        assert np.linalg.norm(solution.direction - expected) < 5 * tolerance * np.linalg.norm(expected)
+    assert used == sorted(used)
+    assert used[0] < used[-1] < 60
+
+
+def test_basis_is_orthonormal_in_float32_and_matches_matfree():
+    rng = np.random.default_rng(2)
+    H, g = (jnp.asarray(x, jnp.float32) for x in network_like(rng))
+    basis, T, _ = spectrum.lanczos_decomposition(lambda v: H @ v, g, 30)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(30), atol=1e-5)
+    np.testing.assert_allclose(basis @ H @ basis.T, T.dense(), atol=1e-4)
+    with jax.numpy_dtype_promotion("standard"):
+        theirs = matfree.decomp.tridiag_sym(30, reortho="full", materialize=True)(lambda v: H @ v, g)
+    ours, reference = (np.linalg.eigvalsh(np.asarray(x, np.float64)) for x in (T.dense(), theirs.J_small))
+    np.testing.assert_allclose(ours[-4:], reference[-4:], rtol=1e-4)
+
+
+def test_memory_of_two_passes_does_not_grow():
+    H = jnp.ones(1000)
+
+    def vectors(solver):
+        solve = jax.jit(lambda g: sf.solve(solver, lambda v: H * v, g).direction)
+        return solve.lower(H).compile().memory_analysis().temp_size_in_bytes / 4000
+
+    assert vectors(sf.lanczos(60, two_pass=True)) < vectors(sf.lanczos(20, two_pass=True)) + 8
+    for m in (20, 60):
+        assert vectors(sf.lanczos(m)) < m + 12
+
+
+def test_bad_input():
+    for make, message in (
+        (lambda: sf.lanczos(0), "num_products must be a whole number ≥ 1, got 0"),
+        (lambda: sf.lanczos(damping_form="square"), "damping_form must be 'abs' or 'sqrt', got 'square'"),
+        (lambda: sf.lanczos(tolerance=1.0), r"tolerance must be a number in \(0, 1\), got 1.0"),
+        (lambda: sf.lanczos(tolerance=0.1, two_pass=True), "tolerance must be None with two_pass=True, got 0.1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
