@@ -17,18 +17,17 @@ import jax.numpy as jnp
 import optax
 
 from saddlefree import checks, tree
-from saddlefree.acceleration import sablonniere
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
 from saddlefree.damping import Damping, fixed_damping, levenberg_marquardt
 from saddlefree.solvers.base import Solver, System
-from saddlefree.solvers.series import series
+from saddlefree.solvers.lanczos import lanczos
 from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio
 from saddlefree.tree import Number, Tree
 
 Frozen = Tree | Callable[[Tree], Tree] | None
 """Which parameters stay as they are: a pytree of bools (or a prefix of one), or a function from parameters to it."""
 
-_PAPER = series(num_terms=9, acceleration=sablonniere(order=4))
+_DEFAULT = lanczos(num_products=10)
 
 
 class SaddleFreeState(NamedTuple):
@@ -56,7 +55,7 @@ def saddle_free_newton(
     learning_rate: Number = 1.0,
     momentum: Number = 0.0,
     damping: Number | Damping = 1e-2,
-    solver: Solver = _PAPER,
+    solver: Solver = _DEFAULT,
     *,
     weight_decay: Number = 0.0,
     max_increase: Number | None = None,
@@ -94,7 +93,7 @@ def saddle_free_newton(
 
 
 def adaptive_saddle_free_newton(
-    solver: Solver = _PAPER,
+    solver: Solver = _DEFAULT,
     initial_damping: Number = 1e-2,
     *,
     damping: Damping | None = None,
@@ -137,7 +136,7 @@ def adaptive_saddle_free_newton(
 
 
 def scale_by_saddle_free(
-    solver: Solver = _PAPER, damping: Number = 1e-2, *, frozen: Frozen = None
+    solver: Solver = _DEFAULT, damping: Number = 1e-2, *, frozen: Frozen = None
 ) -> optax.GradientTransformationExtraArgs:
     """The direction alone, (|H| + λI)⁻¹ g, to be chained with other transformations.
 

@@ -79,7 +79,7 @@ def lanczos_decomposition(
         unfinished, lambda s: (s[0] + 1, extend(s[1], s[0])), (jnp.zeros((), jnp.int32), carry)
     )
     # The vector that the last β leads to has not been multiplied.
-    unmet = (jnp.arange(num_products) == count - 1) & (count < num_products)
+    unmet = (jnp.arange(num_products, dtype=count.dtype) == count - 1) & (count < num_products)
     return basis, T._replace(off_diagonal=jnp.where(unmet, 0, T.off_diagonal)), count
 
 

@@ -32,7 +32,7 @@ def test_converges_to_the_exact_direction(x64, form, oracle):
         solution = sf.solve(sf.lanczos(m, damping_form=form), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.1)
         errors.append(np.linalg.norm(solution.direction - expected) / np.linalg.norm(expected))
         assert solution.stats["products"] == m
-        assert solution.stats["error"] > min(errors[-1] / 10, 1e-10)
+        assert errors[-1] / 10 < solution.stats["error"] or errors[-1] < 1e-12
     assert errors == sorted(errors, reverse=True)
     assert errors[2] < 0.01
     series = sf.solve(
@@ -74,7 +74,7 @@ def test_tolerance_picks_the_number_of_products(x64):
         solution = sf.solve(sf.lanczos(100, tolerance=tolerance), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.1)
         used.append(int(solution.stats["products"]))
         assert solution.stats["error"] < tolerance
-        assert np.linalg.norm(solution.direction - expected) < 5 * tolerance * np.linalg.norm(expected)
+        assert np.linalg.norm(solution.direction - expected) < 10 * tolerance * np.linalg.norm(expected)
     assert used == sorted(used)
     assert used[0] < used[-1] < 60
 

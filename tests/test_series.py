@@ -29,7 +29,7 @@ def test_every_scale_converges_to_the_exact_direction(x64, matrix, scale, dampin
     H, g = matrix
     solution = sf.solve(sf.series(num_terms=4000, scale=scale), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), damping)
     # The trace is loose by the effective rank of H², and the series slow accordingly.
-    tolerance = 0.1 if isinstance(scale, sf.trace_bound) else 1e-6
+    tolerance = 0.2 if isinstance(scale, sf.trace_bound) else 1e-6
     assert relative_error(solution, saddle_free_direction(H, g, damping)) < tolerance
     assert solution.stats["scale"] > 0.5
 
@@ -65,7 +65,7 @@ def test_products_are_counted():
         (sf.fixed_scale(2.0), 0),
         (sf.lower_bound(), 0),
         (sf.lanczos_bound(), 3),
-        (sf.trace_bound(), 4),
+        (sf.trace_bound(), 8),
     ):
         calls = []
         solver = sf.series(num_terms=4, scale=scale, unroll=True)
