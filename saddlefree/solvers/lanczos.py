@@ -38,7 +38,7 @@ class lanczos:
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
       unroll: products in one turn of the compiled loop, or True for no loop at all.
 
-    The statistics hold `error`, the last four vectors' share as an estimate of the relative error (it is often a few times
+    The statistics hold `error`, the last four vectors' share as an estimate of the relative error (often a few times
     too small), the extreme Ritz values and `negative_share`, the share of ‖g‖² in directions of negative curvature.
 
     >>> import saddlefree as sf
