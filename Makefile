@@ -19,6 +19,7 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.curvature
+	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
 
 docs: .venv/docs.stamp
 	$(BIN)/mkdocs build --strict

@@ -12,7 +12,7 @@ from saddlefree.acceleration import (
     vector_rho,
 )
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
-from saddlefree.damping import fixed_damping, levenberg_marquardt
+from saddlefree.damping import damping_search, fixed_damping, levenberg_marquardt
 from saddlefree.diagnostics import diagnostics
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
@@ -27,6 +27,7 @@ __all__ = [
     "accelerate",
     "adaptive_saddle_free_newton",
     "adaptive_step",
+    "damping_search",
     "diagnostics",
     "exact",
     "fixed_damping",

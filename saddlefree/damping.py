@@ -1,8 +1,8 @@
 """The damping λ: how far the quadratic model is trusted.
 
 (|H| + λI)⁻¹ g is a Newton step where |H| ≫ λ and a gradient step of length 1/λ where |H| ≪ λ. A rule is a frozen
-dataclass: `init(dtype)` is its state, `value(state, count)` is λ, and `update(state, count, ratio, refused)` learns
-from the step that λ gave. The reduction ratio ρ is the actual change of the loss over the one that the model predicted.
+dataclass: `init(dtype)` is its state, `value(state, count)` is λ, and `update` learns from the step that λ gave. The
+reduction ratio ρ is the actual change of the loss over the one that the model predicted.
 """
 
 import dataclasses
@@ -28,8 +28,15 @@ class Damping(Protocol):
     def value(self, state: Any, count: jax.Array) -> jax.Array:
         """λ for step number `count`."""
 
-    def update(self, state: Any, count: jax.Array, ratio: jax.Array, refused: jax.Array) -> Any:
-        """The state after a step with reduction ratio ρ, or after one that was refused."""
+    def update(self, state: Any, count: jax.Array, damping: jax.Array, ratio: jax.Array, refused: jax.Array) -> Any:
+        """The state after a step with λ = `damping` and reduction ratio ρ, or after one that was refused."""
+
+
+class Search(Damping, Protocol):
+    """A rule that tries several λ on one basis and keeps the best."""
+
+    def trials(self, state: Any, count: jax.Array) -> jax.Array:
+        """The λ to be tried."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +66,9 @@ class fixed_damping:
         """λ."""
         return at(self.damping, count, state.dtype)
 
-    def update(self, state: jax.Array, count: jax.Array, ratio: jax.Array, refused: jax.Array) -> jax.Array:
+    def update(
+        self, state: jax.Array, count: jax.Array, damping: jax.Array, ratio: jax.Array, refused: jax.Array
+    ) -> jax.Array:
         """Nothing to learn."""
         return state
 
@@ -82,7 +91,7 @@ class levenberg_marquardt:
     >>> rule = levenberg_marquardt(initial=1.0, factor=0.5)
     >>> state = rule.init(jnp.float32)
     >>> for ratio in (1.0, 1.0, 0.0):
-    ...     state = rule.update(state, jnp.array(0), jnp.array(ratio), refused=jnp.array(False))
+    ...     state = rule.update(state, jnp.array(0), state, jnp.array(ratio), refused=jnp.array(False))
     >>> float(rule.value(state, jnp.array(0)))
     0.5
     """
@@ -114,10 +123,71 @@ class levenberg_marquardt:
         """λ within its bounds."""
         return jnp.clip(state, at(self.minimum, count, state.dtype), at(self.maximum, count, state.dtype))
 
-    def update(self, state: jax.Array, count: jax.Array, ratio: jax.Array, refused: jax.Array) -> jax.Array:
+    def update(
+        self, state: jax.Array, count: jax.Array, damping: jax.Array, ratio: jax.Array, refused: jax.Array
+    ) -> jax.Array:
         """λ up or down by ω."""
         omega, refusal = at(self.factor, count, state.dtype), at(self.refusal, count, state.dtype)
         change = jnp.where(ratio < 0.25, 1 / omega, jnp.where(ratio > 0.75, omega, 1))
         # From λ = 0 nothing would ever raise it.
         state = jnp.maximum(state, jnp.where(refused, 1e-6, 0))
         return self.value(state * jnp.where(refused, refusal, change), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class damping_search:
+    """λ by trial: several values around the last one, on one basis, and the one with the lowest loss is kept.
+
+        λ ← argmin f(x − d(λᵢ)),    λᵢ = λ·spreadⁱ,    i = −reach … reach.
+
+    It needs a solver that keeps its basis, such as `lanczos`: there every d(λ) comes without a new product, and a
+    search costs 2·reach + 1 evaluations of the loss. After a refused step λ ← λ·spread^{reach + 1}.
+
+    Args:
+      initial: λ before the first step, > 0.
+      spread: the ratio of neighbouring trials, > 1.
+      reach: trials on either side, ≥ 1.
+      minimum: > 0.
+      maximum: ≥ minimum.
+
+    >>> rule = damping_search(initial=1.0, spread=10.0, reach=1)
+    >>> [round(float(damping), 3) for damping in rule.trials(rule.init(jnp.float32), jnp.array(0))]
+    [0.1, 1.0, 10.0]
+    """
+
+    initial: Number = 1e-2
+    spread: float = 4.0
+    reach: int = 2
+    minimum: float = 1e-10
+    maximum: float = 1e6
+
+    def __post_init__(self) -> None:
+        checks.number("initial_damping", self.initial, 0, open_low=True)
+        checks.number("spread", self.spread, 1, open_low=True)
+        checks.integer("reach", self.reach, low=1)
+        checks.number("minimum", self.minimum, 0, open_low=True)
+        checks.number("maximum", self.maximum, float(self.minimum))
+
+    @property
+    def learns(self) -> bool:
+        """It does."""
+        return True
+
+    def init(self, dtype: Any) -> jax.Array:
+        """λ itself is the state."""
+        return at(self.initial, jnp.zeros((), jnp.int32), dtype)
+
+    def value(self, state: jax.Array, count: jax.Array) -> jax.Array:
+        """λ within its bounds."""
+        return jnp.clip(state, self.minimum, self.maximum)
+
+    def trials(self, state: jax.Array, count: jax.Array) -> jax.Array:
+        """λ and its neighbours."""
+        powers = self.spread ** jnp.arange(-self.reach, self.reach + 1, dtype=state.dtype)
+        return self.value(state * powers, count)
+
+    def update(
+        self, state: jax.Array, count: jax.Array, damping: jax.Array, ratio: jax.Array, refused: jax.Array
+    ) -> jax.Array:
+        """The best λ is the middle of the next trials; where none was good, one beyond them."""
+        return self.value(jnp.where(refused, state * self.spread ** (self.reach + 1), damping), count)

@@ -18,16 +18,17 @@ import optax
 
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
-from saddlefree.damping import Damping, fixed_damping, levenberg_marquardt
+from saddlefree.damping import Damping, damping_search, fixed_damping, levenberg_marquardt
 from saddlefree.solvers.base import Solver, System
 from saddlefree.solvers.lanczos import lanczos
-from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio
+from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio, search
 from saddlefree.tree import Number, Tree
 
 Frozen = Tree | Callable[[Tree], Tree] | None
 """Which parameters stay as they are: a pytree of bools (or a prefix of one), or a function from parameters to it."""
 
 _DEFAULT = lanczos(num_products=10)
+_DEFAULT_ADAPTIVE = lanczos(num_products=10, damping_form="sqrt", memory=1)
 
 
 class SaddleFreeState(NamedTuple):
@@ -93,7 +94,7 @@ def saddle_free_newton(
 
 
 def adaptive_saddle_free_newton(
-    solver: Solver = _DEFAULT,
+    solver: Solver = _DEFAULT_ADAPTIVE,
     initial_damping: Number = 1e-2,
     *,
     damping: Damping | None = None,
@@ -104,15 +105,17 @@ def adaptive_saddle_free_newton(
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself (the paper's Appendix A.4).
 
-    Learning rate and momentum minimise a saddle-free quadratic model in the plane of the direction and the previous
-    update (`adaptive_step`), the damping follows the agreement of model and loss (`levenberg_marquardt`), and a step
-    that makes the loss much worse is refused.
+    With a solver that keeps its basis (`lanczos`, the default) the damping is the best of several that are tried on it
+    (`damping_search`), and learning rate and momentum come from the basis. With others, learning rate and momentum
+    minimise a saddle-free quadratic model in the plane of the direction and the previous update (`adaptive_step`), and
+    the damping follows the agreement of model and loss (`levenberg_marquardt`). A step that makes the loss much worse
+    is refused.
 
     Args:
       solver: what computes the direction.
       initial_damping: λ ≥ 0 of the first step.
-      damping: another rule than `levenberg_marquardt(initial_damping)`; `initial_damping` is then not used.
-      step: another rule than `adaptive_step()`.
+      damping: a rule to be used instead; `initial_damping` is then not used.
+      step: a rule to be used instead; `damping_search` is then not the default.
       weight_decay: ≥ 0, a number or a schedule; decoupled, −η·weight_decay·x is added to the update after the model and
         the loss have judged it.
       max_increase: a step is refused if it makes the loss f worse than f + max_increase·|f|; None never refuses.
@@ -131,8 +134,10 @@ def adaptive_saddle_free_newton(
     >>> x.round(2)
     Array([1., 1.], dtype=float32)
     """
-    rule = levenberg_marquardt(initial_damping) if damping is None else damping
-    return _newton(solver, rule, step or adaptive_step(), weight_decay, max_increase, frozen)
+    if damping is None:
+        searches = step is None and getattr(solver, "keeps_basis", False)
+        damping = damping_search(initial_damping) if searches else levenberg_marquardt(initial_damping)
+    return _newton(solver, damping, step or adaptive_step(), weight_decay, max_increase, frozen)
 
 
 def scale_by_saddle_free(
@@ -186,6 +191,10 @@ def _newton(
     checks.number("weight_decay", weight_decay, 0)
     if max_increase is not None:
         checks.number("max_increase", max_increase, 0)
+    trials = getattr(damping, "trials", None)
+    weights: Any = getattr(solver, "weights", None) if getattr(solver, "keeps_basis", False) else None
+    if trials and not weights:
+        raise ValueError(f"damping_search needs a solver that keeps its basis, such as lanczos(), got {solver}")
     measures = damping.learns or max_increase is not None
     models = damping.learns or rule.uses_products
 
@@ -206,10 +215,15 @@ def _newton(
         local = _Local(updates, params, frozen, extra)
         lam = damping.value(state.damping, state.count)
         # A product that the step needs anyway is linearised once, here, for the solver too.
-        matvec = local.curvature() if models else None
+        matvec: Any = local.curvature() if models and not trials else None
         curvature = local.curvature if matvec is None else lambda: matvec
-        solution = solver.solve(System(curvature, local.g, lam), state.solver)
-        proposal = rule.propose(solution.direction, state.previous, local.model_g, matvec, lam, state.count)
+        solution = solver.solve(System(curvature, local.g, lam, state.previous), state.solver)
+        if trials:
+            subspace: Any = solution.subspace
+            dampings = trials(state.damping, state.count)
+            lam, proposal = search(subspace, lambda lam: weights(subspace.values, lam), dampings, local.value)
+        else:
+            proposal = rule.propose(solution.direction, state.previous, local.model_g, matvec, lam, state.count)
         step, figures = proposal.step, {"learning_rate": proposal.learning_rate, "momentum": proposal.momentum}
         finite = tree.all_finite((local.g, solution.direction, step))
         refused = jnp.array(False)
@@ -217,8 +231,10 @@ def _newton(
         if measures:
             before = local.value()
             finite &= jnp.isfinite(before)
-            after = local.value(tree.where(finite, step, tree.zeros_like(step)))
-            if matvec is not None:
+            after = proposal.after
+            if after is None:
+                after = local.value(tree.where(finite, step, tree.zeros_like(step)))
+            if models:
                 predicted = proposal.predicted
                 if predicted is None:
                     predicted = predicted_change(matvec, local.model_g, step)
@@ -235,7 +251,7 @@ def _newton(
         return local.as_updates(tree.where(taken, decayed, tree.zeros_like(step))), SaddleFreeState(
             count=optax.safe_increment(state.count),
             solver=tree.where(finite, solution.state, state.solver),
-            damping=damping.update(state.damping, state.count, ratio, ~taken),
+            damping=damping.update(state.damping, state.count, lam, ratio, ~taken),
             previous=tree.where(taken, step, state.previous),
             figures={"damping": lam, **figures, **solution.stats},
             rejected_steps=state.rejected_steps + refused.astype(jnp.int32),

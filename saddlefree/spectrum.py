@@ -33,7 +33,12 @@ Stop = Callable[[Tridiagonal, jax.Array], jax.Array]
 
 
 def lanczos_decomposition(
-    matvec: MatVec, start: Tree, num_products: int, unroll: int | bool = 1, stop: Stop | None = None
+    matvec: MatVec,
+    start: Tree,
+    num_products: int,
+    unroll: int | bool = 1,
+    stop: Stop | None = None,
+    spare: int = 0,
 ) -> tuple[Tree, Tridiagonal, jax.Array]:
     """Lanczos with full re-orthogonalisation: the basis Q, m stacked vectors, T, and the number of products.
 
@@ -43,6 +48,7 @@ def lanczos_decomposition(
       num_products: m ≥ 1.
       unroll: products in one turn of the compiled loop, or True for no loop at all.
       stop: ends the run early; `unroll` is not used then.
+      spare: zero vectors at the end of the basis, for a caller to fill.
 
     >>> A = jnp.diag(jnp.array([3.0, 1.0, -2.0]))
     >>> _, T, _ = lanczos_decomposition(lambda v: A @ v, jnp.ones(3), num_products=3)
@@ -64,7 +70,7 @@ def lanczos_decomposition(
         return basis, q, Tridiagonal(T.diagonal.at[j].set(alpha), T.off_diagonal.at[j].set(beta))
 
     zeros = jnp.zeros(num_products, tree.scalar_dtype(start))
-    carry = tree.stack(start, num_products), tree.normalise(start), Tridiagonal(zeros, zeros)
+    carry = tree.stack(start, num_products + spare), tree.normalise(start), Tridiagonal(zeros, zeros)
     if stop is None:
         indices = jnp.arange(num_products)
         (basis, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices, unroll=unroll)
@@ -125,6 +131,31 @@ def _recurrence(matvec: MatVec) -> Callable:
 def _alive(beta: jax.Array, length: jax.Array) -> jax.Array:
     """β, and 0 where only the rounding of a vector of this length is left: the space is exhausted."""
     return jnp.where(beta > 10 * jnp.finfo(beta.dtype).eps * length, beta, 0)
+
+
+def extend(
+    matvec: MatVec, basis: Tree, matrix: jax.Array, size: int, vectors: Tree, unroll: int | bool = 1
+) -> tuple[Tree, jax.Array]:
+    """Adds stacked `vectors` to an orthonormal basis B of `size` and the spare room, and their products to BᵀAB.
+
+    A vector that lies in the span already becomes zero, and so does its row.
+    """
+
+    def add(carry: tuple[Tree, jax.Array], numbered: tuple[jax.Array, Tree]) -> tuple[tuple[Tree, jax.Array], None]:
+        (basis, matrix), (j, v) = carry, numbered
+        length = tree.norm(v)
+        for _ in range(2):
+            v = tree.sub(v, combine(basis, project(basis, v)))
+        # What is left of a vector in the span is rounding, a little more of it than in a product.
+        rest = tree.norm(v)
+        v = tree.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, tree.reciprocal(rest), 0), v)
+        basis = tree.put(basis, v, j)
+        row = project(basis, matvec(v))
+        return (basis, matrix.at[j].set(row).at[:, j].set(row)), None
+
+    places = size + jnp.arange(jax.tree.leaves(vectors)[0].shape[0])
+    carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors), unroll=unroll)
+    return carry
 
 
 def project(basis: Tree, x: Tree) -> jax.Array:

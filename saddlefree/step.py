@@ -7,6 +7,7 @@ A rule is a frozen dataclass with `propose`, which turns d and p into s.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec
+from saddlefree.solvers.base import Subspace
 from saddlefree.tree import Number, Tree
 
 
@@ -24,6 +26,7 @@ class Proposal(NamedTuple):
     learning_rate: jax.Array
     momentum: jax.Array
     predicted: jax.Array | None  # m(s), where it came along
+    after: jax.Array | None = None  # f(x + s), where it came along
 
 
 class Step(Protocol):
@@ -127,6 +130,32 @@ class adaptive_step:
             momentum=along * tree.reciprocal(tree.norm(previous)),
             predicted=slope @ y + y @ plane @ y / 2,
         )
+
+
+def search(
+    subspace: Subspace,
+    weights: Callable[[jax.Array], jax.Array],
+    dampings: jax.Array,
+    value: Callable[[Tree], jax.Array],
+) -> tuple[jax.Array, Proposal]:
+    """The best of several λ on one basis, by the loss itself, and its step s = −d(λ).
+
+    Learning rate and momentum need no rule here: the basis holds the gradient, and previous updates where the solver
+    remembers them, and s is the saddle-free model's minimiser over all of it.
+
+    Args:
+      subspace: H and g in the basis.
+      weights: from λ to f(θ).
+      dampings: the λ to be tried.
+      value: from a step to the loss after it.
+    """
+    trial = lambda damping: tree.scale(-1, subspace.combine(weights(damping)))  # noqa: E731
+    losses = jax.lax.map(lambda damping: value(trial(damping)), dampings)
+    best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
+    damping = dampings[best]
+    one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
+    predicted = subspace.predicted_change(weights(damping))
+    return damping, Proposal(trial(damping), one, zero, predicted, losses[best])
 
 
 def predicted_change(matvec: MatVec, gradient: Tree, step: Tree) -> jax.Array:

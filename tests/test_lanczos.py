@@ -11,6 +11,7 @@ from problems import saddle_free_direction, symmetric
 
 import saddlefree as sf
 from saddlefree import spectrum
+from saddlefree.solvers.base import System
 
 
 def network_like(rng, n=200):
@@ -108,7 +109,87 @@ def test_bad_input():
         (lambda: sf.lanczos(0), "num_products must be a whole number ≥ 1, got 0"),
         (lambda: sf.lanczos(damping_form="square"), "damping_form must be 'abs' or 'sqrt', got 'square'"),
         (lambda: sf.lanczos(tolerance=1.0), r"tolerance must be a number in \(0, 1\), got 1.0"),
-        (lambda: sf.lanczos(tolerance=0.1, two_pass=True), "tolerance must be None with two_pass=True, got 0.1"),
+        (
+            lambda: sf.lanczos(tolerance=0.1, two_pass=True),
+            "two_pass keeps no basis: tolerance must be None and memory 0 beside it, got tolerance=0.1",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_previous_updates_join_the_basis(x64):
+    """With memory p the direction is the saddle-free minimiser over the Krylov space and p previous updates."""
+    rng = np.random.default_rng(3)
+    H, g = network_like(rng, 50)
+    updates = rng.normal(size=(3, 50))
+    solver, damping = sf.lanczos(4, memory=2), 0.05
+    state = solver.init(jnp.asarray(g))
+    for p in updates:  # the first one is forgotten again
+        system = System(lambda: lambda v: jnp.asarray(H) @ v, jnp.asarray(g), jnp.asarray(damping), jnp.asarray(p))
+        solution = solver.solve(system, state)
+        state = solution.state
+    krylov = [g, H @ g, H @ H @ g, H @ H @ H @ g]
+    B, _ = np.linalg.qr(np.stack([*krylov, updates[2], updates[1]], axis=1))
+    expected = B @ saddle_free_direction(B.T @ H @ B, B.T @ g, damping)
+    np.testing.assert_allclose(solution.direction, expected, rtol=1e-8, atol=1e-10)
+    assert solution.stats["products"] == 6
+    # The quadratic model, from the basis alone.
+    weights = solver.weights(solution.subspace.values, jnp.asarray(damping))
+    predicted = -g @ expected + expected @ H @ expected / 2
+    np.testing.assert_allclose(solution.subspace.predicted_change(weights), predicted, rtol=1e-8)
+
+
+def test_previous_updates_within_the_space_or_zero_do_no_harm():
+    H, g = jnp.diag(jnp.array([2.0, -1.0, 0.5])), jnp.ones(3)
+    for previous in (jnp.zeros(3), 3 * g, H @ g, None):
+        system = System(lambda: lambda v: H @ v, g, jnp.array(0.0), previous)
+        direction = sf.lanczos(2, memory=1).solve(system, ()).direction
+        np.testing.assert_allclose(direction, sf.lanczos(2).solve(system, ()).direction, rtol=1e-3)
+
+
+def test_damping_search_keeps_the_best_of_its_trials(x64):
+    """Against a loop over λ with a direction, a product and a loss of its own each."""
+    loss = lambda x: jnp.sum(jnp.cos(x) + 0.1 * x**2)  # noqa: E731
+    x = jnp.array([0.3, 1.0, -2.0])
+    rule = sf.damping_search(0.5, spread=3.0, reach=2)
+    tx = sf.adaptive_saddle_free_newton(sf.lanczos(3), damping=rule)
+    updates, state = tx.update(jax.grad(loss)(x), tx.init(x), x, value_fn=loss)
+    H, g = np.asarray(jax.hessian(loss)(x)), np.asarray(jax.grad(loss)(x))
+    steps = {damping: -saddle_free_direction(H, g, damping) for damping in 0.5 * 3.0 ** np.arange(-2, 3)}
+    best = min(steps, key=lambda damping: float(loss(x + steps[damping])))
+    figures = sf.diagnostics(state)
+    np.testing.assert_allclose(figures["damping"], best)
+    np.testing.assert_allclose(state.damping, best)
+    np.testing.assert_allclose(updates, steps[best], rtol=1e-8)
+    model = g @ steps[best] + steps[best] @ H @ steps[best] / 2
+    np.testing.assert_allclose(figures["reduction_ratio"], (loss(x + updates) - loss(x)) / model, rtol=1e-5)
+
+
+def test_damping_search_goes_beyond_its_trials_after_a_refusal():
+    loss = lambda x: jnp.where(jnp.abs(x[0]) < 1.01, -(x[0] ** 2), jnp.inf)  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.lanczos(1), damping=sf.damping_search(1e-3, spread=2.0, reach=1))
+    x = jnp.array([1.0])
+    state = tx.init(x)
+    for _ in range(12):
+        updates, state = tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+        assert jnp.abs(x + updates)[0] < 1.01
+        if updates[0] != 0:
+            break
+    figures = sf.diagnostics(state)
+    assert figures["rejected_steps"] == figures["steps"] - 1 > 0
+    assert figures["nonfinite_steps"] == 0
+
+
+def test_damping_search_needs_a_basis():
+    for solver in (sf.exact(), sf.series(num_terms=3), sf.lanczos(3, two_pass=True)):
+        with pytest.raises(ValueError, match="damping_search needs a solver that keeps its basis, such as lanczos"):
+            sf.saddle_free_newton(damping=sf.damping_search(), solver=solver)
+    for make, message in (
+        (lambda: sf.damping_search(0.0), r"initial_damping must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.damping_search(spread=1.0), r"spread must be a number in \(1, inf\), got 1.0"),
+        (lambda: sf.damping_search(reach=0), "reach must be a whole number ≥ 1, got 0"),
+        (lambda: sf.lanczos(memory=-1), "memory must be a whole number ≥ 0, got -1"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -15,7 +15,7 @@ import saddlefree as sf
 SOLVERS = {
     "series": sf.series(num_terms=5),
     "series-paper": sf.series(num_terms=7, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(initial=10.0)),
-    "lanczos": sf.lanczos(num_products=5),
+    "lanczos": sf.lanczos(num_products=5, memory=2),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),
 }
 OPTIMISERS = {

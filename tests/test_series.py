@@ -159,3 +159,15 @@ def test_parts_are_equal_and_hashable_by_value():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_memory_does_not_grow_with_the_number_of_terms():
+    """Temporaries of the compiled solve, accelerated, at K = 50 against K = 10."""
+    h = jnp.linspace(-1.0, 1.0, 10_000)
+
+    def memory(K):
+        solver = sf.series(num_terms=K, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound())
+        solve = jax.jit(lambda g: sf.solve(solver, lambda v: h * v, g).direction)
+        return solve.lower(h).compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(50) <= 1.1 * memory(10)

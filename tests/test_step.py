@@ -88,7 +88,7 @@ def test_reduction_ratio():
 def test_levenberg_marquardt_rule_and_clips():
     rule = sf.levenberg_marquardt(initial=1.0, factor=0.5, minimum=0.3, maximum=3.0, refusal=4.0)
     update = lambda lam, ratio, refused=False: float(  # noqa: E731
-        rule.update(jnp.float32(lam), jnp.array(0), jnp.float32(ratio), jnp.array(refused))
+        rule.update(jnp.float32(lam), jnp.array(0), jnp.float32(lam), jnp.float32(ratio), jnp.array(refused))
     )
     assert update(1.0, 0.1) == 2.0
     assert update(1.0, 0.5) == 1.0

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec, in_dtypes_of
+from saddlefree.spectrum import combine
 from saddlefree.tree import Scalar, Tree
 
 
@@ -17,6 +18,24 @@ class System(NamedTuple):
     curvature: Callable[[], MatVec]  # prepares the product with H; called only where products are needed
     gradient: Tree
     damping: jax.Array
+    previous: Tree = None  # the previous update, where there was one
+
+
+class Subspace(NamedTuple):
+    """H and g as an orthonormal basis B sees them: BᵀHB = S diag(θ) Sᵀ."""
+
+    basis: Tree  # B, stacked
+    values: jax.Array  # θ
+    vectors: jax.Array  # S
+    slope: jax.Array  # SᵀBᵀg
+
+    def combine(self, weights: jax.Array) -> Tree:
+        """B S diag(w) SᵀBᵀg."""
+        return combine(self.basis, self.vectors @ (weights * self.slope))
+
+    def predicted_change(self, weights: jax.Array) -> jax.Array:
+        """m(s) = gᵀs + ½ sᵀHs of the step s = −B S diag(w) SᵀBᵀg."""
+        return jnp.sum((self.values * weights / 2 - 1) * weights * self.slope**2)
 
 
 class Solution(NamedTuple):
@@ -25,6 +44,7 @@ class Solution(NamedTuple):
     direction: Tree  # ≈ (|H| + λI)⁻¹ g, shaped like g
     stats: dict[str, jax.Array]  # scalars, such as the products used
     state: Any  # what the solver remembers for its next call
+    subspace: Subspace | None = None  # where the solver works in one
 
 
 class Solver(Protocol):
@@ -58,4 +78,4 @@ def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2
     state = solver.init(g) if state is None else state
     system = System(lambda: in_dtypes_of(gradient, matvec), g, jnp.asarray(damping, tree.scalar_dtype(g)))
     solution = solver.solve(system, state)
-    return solution._replace(direction=tree.cast_like(solution.direction, gradient))
+    return solution._replace(direction=tree.cast_like(solution.direction, gradient), subspace=None)

@@ -8,21 +8,17 @@ for every λ, without a new product. The series of as many products is a worse c
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, spectrum, tree
-from saddlefree.solvers.base import Solution, System
+from saddlefree.curvature import MatVec
+from saddlefree.solvers.base import Solution, Subspace, System
 from saddlefree.tree import Tree
 
 Form = Literal["abs", "sqrt"]
-
-
-def inverse(values: jax.Array, damping: jax.Array, form: Form) -> jax.Array:
-    """f(θ), and 0 where that would be 1/0."""
-    return tree.reciprocal(jnp.abs(values) + damping if form == "abs" else jnp.hypot(values, damping))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +29,8 @@ class lanczos:
       num_products: m ≥ 1, one product each.
       damping_form: "abs" is 1/(|h| + λ), as in all other solvers; "sqrt" is (h² + λ²)^{−½}, which lies between it and
         √2 times it, is smooth at h = 0 and converges in fewer products.
+      memory: how many previous updates, ≥ 0, are added to the basis, one product each. The direction then holds the
+        best momentum along with the best step; it takes effect in an optimiser, which knows the previous updates.
       tolerance: stop growing the basis when the last four vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
@@ -52,6 +50,7 @@ class lanczos:
 
     num_products: int = 10
     damping_form: Form = "abs"
+    memory: int = 0
     tolerance: float | None = None
     two_pass: bool = False
     unroll: int | bool = 1
@@ -60,50 +59,91 @@ class lanczos:
         checks.integer("num_products", self.num_products, low=1)
         if self.damping_form not in ("abs", "sqrt"):
             raise ValueError(f"damping_form must be 'abs' or 'sqrt', got {self.damping_form!r}")
+        checks.integer("memory", self.memory, low=0)
         if self.tolerance is not None:
             checks.number("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-            if self.two_pass:
-                raise ValueError(f"tolerance must be None with two_pass=True, got {self.tolerance!r}")
+        if self.two_pass and (self.tolerance is not None or self.memory):
+            raise ValueError(
+                "two_pass keeps no basis: tolerance must be None and memory 0 beside it, "
+                f"got tolerance={self.tolerance!r}, memory={self.memory!r}"
+            )
         if self.unroll is not True:
             checks.integer("unroll", self.unroll, low=1)
 
-    def init(self, gradient: Tree) -> tuple[()]:
-        """Nothing to remember."""
-        return ()
+    @property
+    def keeps_basis(self) -> bool:
+        """Whether its solutions have a subspace, in which every λ can be tried."""
+        return not self.two_pass
 
-    def solve(self, system: System, state: Any) -> Solution:
+    def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
+        """f(θ), and 0 where that would be 1/0."""
+        return tree.reciprocal(jnp.abs(values) + damping if self.damping_form == "abs" else jnp.hypot(values, damping))
+
+    def init(self, gradient: Tree) -> Tree:
+        """The updates before the previous one, as many as `memory` asks for."""
+        return tree.stack(gradient, self.memory - 1) if self.memory > 1 else ()
+
+    def solve(self, system: System, state: Tree) -> Solution:
         """Builds the basis and applies f to the small matrix."""
         matvec, g = system.curvature(), system.gradient
         steps = min(self.num_products, max(tree.size(g), 1))
-        length = tree.norm(g)
+        return (
+            self._two_pass(matvec, system, steps, state)
+            if self.two_pass
+            else self._one_pass(matvec, system, steps, state)
+        )
 
-        if self.two_pass:
-            T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
-            products = jnp.asarray(2 * steps - 1, jnp.int32)
-        else:
-            stop = None if self.tolerance is None else self._suffices(system.damping, self.tolerance)
-            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop)
+    def _one_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
+        g, damping = system.gradient, system.damping
+        stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
+        basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=self.memory)
+        matrix = jnp.pad(T.dense(), (0, self.memory))
+        if self.memory:
+            updates, state = self._remembered(system, state)
+            basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
+        values, vectors = jnp.linalg.eigh(matrix)
+        # Bᵀg = ‖g‖ e₁.
+        subspace = Subspace(basis, values, vectors, tree.norm(g) * vectors[0])
+        weights = self.weights(values, damping)
+        coordinates = (vectors @ (weights * vectors[0]))[:steps]
+        stats = self._stats(values, vectors, products + self.memory, _last_share(coordinates, products))
+        return Solution(subspace.combine(weights), stats, state, subspace)
+
+    def _two_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
+        g = system.gradient
+        T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
         values, vectors = jnp.linalg.eigh(T.dense())
-        coordinates = vectors @ (inverse(values, system.damping, self.damping_form) * vectors[0])
-        if self.two_pass:
-            direction = spectrum.lanczos_combination(matvec, g, length * coordinates, self.unroll)
-        else:
-            direction = spectrum.combine(basis, length * coordinates)
-        stats = {
+        coordinates = vectors @ (self.weights(values, system.damping) * vectors[0])
+        direction = spectrum.lanczos_combination(matvec, g, tree.norm(g) * coordinates, self.unroll)
+        products = jnp.asarray(2 * steps - 1, jnp.int32)
+        return Solution(direction, self._stats(values, vectors, products, _last_share(coordinates, steps)), state)
+
+    def _stats(
+        self, values: jax.Array, vectors: jax.Array, products: jax.Array, error: jax.Array
+    ) -> dict[str, jax.Array]:
+        return {
             "products": products,
-            "error": _last_share(coordinates, steps if self.two_pass else products),
+            "error": error,
             "smallest_ritz": values[0],
             "largest_ritz": values[-1],
             "negative_share": jnp.sum(jnp.where(values < 0, vectors[0] ** 2, 0)),
         }
-        return Solution(direction, stats, state)
+
+    def _remembered(self, system: System, state: Tree) -> tuple[Tree, Tree]:
+        """The previous updates, the latest first, and those of them to remember."""
+        previous = tree.zeros_like(system.gradient) if system.previous is None else system.previous
+        latest = jax.tree.map(lambda x: x[None], previous)
+        if self.memory == 1:
+            return latest, state
+        updates = jax.tree.map(lambda x, older: jnp.concatenate([x, older]), latest, state)
+        return updates, jax.tree.map(lambda x: x[:-1], updates)
 
     def _suffices(self, damping: jax.Array, tolerance: float) -> spectrum.Stop:
         """Whether the last of the first j coordinates of f(T)e₁ are small."""
 
         def stop(T: spectrum.Tridiagonal, j: jax.Array) -> jax.Array:
             values, vectors = jnp.linalg.eigh(T._replace(off_diagonal=T.off_diagonal.at[j - 1].set(0)).dense())
-            coordinates = vectors @ (inverse(values, damping, self.damping_form) * vectors[0])
+            coordinates = vectors @ (self.weights(values, damping) * vectors[0])
             return _last_share(coordinates, j) < tolerance
 
         return stop
