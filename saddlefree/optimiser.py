@@ -67,7 +67,7 @@ def saddle_free_newton(
     Args:
       learning_rate: η ≥ 0, a number or a schedule.
       momentum: μ in [0, 1), a number or a schedule.
-      damping: λ ≥ 0, a number, a schedule, or a rule such as `levenberg_marquardt()`.
+      damping: λ ≥ 0, a number, a schedule, or the rule `levenberg_marquardt(…)`.
       solver: what computes the direction.
       weight_decay: ≥ 0, a number or a schedule; decoupled, −η·weight_decay·x is added to the update.
       max_increase: None, or a number ≥ 0 or schedule: a step is refused if it makes the loss f worse than
@@ -137,7 +137,9 @@ def adaptive_saddle_free_newton(
     if damping is None:
         searches = step is None and getattr(solver, "keeps_basis", False)
         damping = damping_search(initial_damping) if searches else levenberg_marquardt(initial_damping)
-    return _newton(solver, damping, step or adaptive_step(), weight_decay, max_increase, frozen)
+    if step is None and not hasattr(damping, "trials"):
+        step = adaptive_step()
+    return _newton(solver, damping, step, weight_decay, max_increase, frozen)
 
 
 def scale_by_saddle_free(
@@ -185,18 +187,28 @@ def scale_by_saddle_free(
 
 
 def _newton(
-    solver: Solver, damping: Damping, rule: Step, weight_decay: Number, max_increase: Number | None, frozen: Frozen
+    solver: Solver,
+    damping: Damping,
+    rule: Step | None,
+    weight_decay: Number,
+    max_increase: Number | None,
+    frozen: Frozen,
 ) -> optax.GradientTransformationExtraArgs:
     """Puts the parts together; see the head of this file."""
     checks.number("weight_decay", weight_decay, 0)
     if max_increase is not None:
         checks.number("max_increase", max_increase, 0)
-    trials = getattr(damping, "trials", None)
+    trials: Any = getattr(damping, "trials", None)
     weights: Any = getattr(solver, "weights", None) if getattr(solver, "keeps_basis", False) else None
     if trials and not weights:
         raise ValueError(f"damping_search needs a solver that keeps its basis, such as lanczos(), got {solver}")
+    if trials and rule:
+        raise ValueError(
+            "damping_search takes the step from the basis and goes with no other rule for it; "
+            f"use adaptive_saddle_free_newton(solver, damping=damping_search(…)), got {rule}"
+        )
     measures = damping.learns or max_increase is not None
-    models = damping.learns or rule.uses_products
+    models = damping.learns or (rule is not None and rule.uses_products)
 
     def init(params: Tree) -> SaddleFreeState:
         trainable = _trainable(params, frozen)
@@ -218,7 +230,7 @@ def _newton(
         matvec: Any = local.curvature() if models and not trials else None
         curvature = local.curvature if matvec is None else lambda: matvec
         solution = solver.solve(System(curvature, local.g, lam, state.previous), state.solver)
-        if trials:
+        if rule is None:
             subspace: Any = solution.subspace
             dampings = trials(state.damping, state.count)
             lam, proposal = search(subspace, lambda lam: weights(subspace.values, lam), dampings, local.value)

@@ -184,7 +184,13 @@ def test_damping_search_goes_beyond_its_trials_after_a_refusal():
 def test_damping_search_needs_a_basis():
     for solver in (sf.exact(), sf.series(num_terms=3), sf.lanczos(3, two_pass=True)):
         with pytest.raises(ValueError, match="damping_search needs a solver that keeps its basis, such as lanczos"):
-            sf.saddle_free_newton(damping=sf.damping_search(), solver=solver)
+            sf.adaptive_saddle_free_newton(solver, damping=sf.damping_search())
+    for make in (
+        lambda: sf.saddle_free_newton(0.1, damping=sf.damping_search(), solver=sf.lanczos(3)),
+        lambda: sf.adaptive_saddle_free_newton(sf.lanczos(3), damping=sf.damping_search(), step=sf.adaptive_step()),
+    ):
+        with pytest.raises(ValueError, match="damping_search takes the step from the basis"):
+            make()
     for make, message in (
         (lambda: sf.damping_search(0.0), r"initial_damping must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.damping_search(spread=1.0), r"spread must be a number in \(1, inf\), got 1.0"),
