@@ -5,47 +5,26 @@ of five seeds; the exact direction is NumPy's, in float64. Needs SADDLEFREE_DATA
 permutation.txt.
 """
 
-import os
 import pathlib
 import statistics
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
 import saddlefree as sf
 from benchmarks.record import write
+from benchmarks.uci_energy import energy, loss, network
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 DAMPINGS = (0.1, 0.01)
 SEEDS = range(5)
-
-
-def energy() -> tuple[np.ndarray, np.ndarray]:
-    """The 588 training rows of the paper's split, standardised by the 692 rows of training and validation."""
-    folder = pathlib.Path(os.environ.get("SADDLEFREE_DATA", "data")) / "uci-energy"
-    rows, order = np.loadtxt(folder / "data.txt"), np.loadtxt(folder / "permutation.txt").astype(int)
-    known = rows[order][:692]
-    known = (known - known.mean(0)) / known.std(0)
-    return known[:588, :8], known[:588, 8:9]
-
-
-def network(key: jax.Array) -> list[dict[str, jax.Array]]:
-    """Truncated normal weights of standard deviation 1/√fan-in, zero biases."""
-    sizes = [8, *[12] * 7, 1]
-    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-    keys = jax.random.split(key, len(sizes) - 1)
-    return [{"w": init(k, (n, m)), "b": jnp.zeros(m)} for k, n, m in zip(keys, sizes[:-1], sizes[1:], strict=True)]
-
-
-def loss(params: list, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """½ mean squared error."""
-    x, y = batch
-    for layer in params[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return 0.5 * jnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2)
 
 
 def trained(seed: int, batch: tuple) -> list:
@@ -72,6 +51,22 @@ def solvers(V: float) -> dict[tuple[str, int], Any]:
     found["series as in the paper, plain", 34] = sf.series(**paper)
     found["series as in the paper, Sablonnière N = 8", 34] = sf.series(**paper, acceleration=sf.sablonniere(order=8))
     return found
+
+
+def figure(rows: list[dict[str, Any]]) -> None:
+    """Relative error against products, one panel for each λ, as docs/figures/accuracy.png."""
+    fig, panels = plt.subplots(1, len(DAMPINGS), figsize=(10, 4), sharey=True, layout="constrained")
+    styles = ("o-", "s--", "^", "v")
+    for panel, damping in zip(panels, DAMPINGS, strict=True):
+        for style, name in zip(styles, dict.fromkeys(row["solver"] for row in rows), strict=True):
+            points = [(row["products"], row[f"float64, damping {damping}"]) for row in rows if row["solver"] == name]
+            panel.semilogy(*zip(*points, strict=True), style, label=name)
+        panel.set(title=f"λ = {damping}", xlabel="Hessian-vector products")
+        panel.grid(alpha=0.3, which="both")
+    panels[0].set_ylabel("relative error of the direction")
+    panels[0].legend(fontsize=8)
+    path = pathlib.Path(__file__).parent.parent / "docs" / "figures" / "accuracy.png"
+    fig.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -112,6 +107,7 @@ def main() -> None:
         rows.append({"solver": name, "products": products, **medians})
         print(f"{name:<44}{products:>9}" + "".join(f"{error:>18.4f}" for error in medians.values()))
     write("accuracy", {"seeds": len(SEEDS), "rows": rows})
+    figure(rows)
 
 
 if __name__ == "__main__":

@@ -6,27 +6,11 @@ The network is the paper's for UCI Energy (8-12×7-1), the batch 588 random rows
 import time
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import saddlefree as sf
 from benchmarks.record import write
-
-
-def network(key: jax.Array) -> list[jax.Array]:
-    """Weights and biases of the MLP 8-12×7-1."""
-    sizes = [8, *[12] * 7, 1]
-    keys = jax.random.split(key, len(sizes) - 1)
-    pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
-    return [{"w": jax.random.normal(k, (n, m)) / n**0.5, "b": jnp.zeros(m)} for k, n, m in pairs]
-
-
-def loss(params: list, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """½ mean squared error."""
-    x, y = batch
-    for layer in params[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return 0.5 * jnp.mean((x @ params[-1]["w"] + params[-1]["b"] - y) ** 2)
+from benchmarks.uci_energy import loss, network
 
 
 def compiled(tx: optax.GradientTransformation, params: list, batch: tuple) -> tuple[float, int]:

@@ -1,0 +1,91 @@
+"""Random hyperparameters over the paper's search ranges (Appendix A.3): no non-finite number reaches the parameters.
+
+UCI Energy, full batch, 300 steps a draw; `exact` 50 steps. Needs SADDLEFREE_DATA, and takes a quarter of an hour.
+"""
+
+import argparse
+import collections
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import saddlefree as sf
+from benchmarks.record import write
+from benchmarks.uci_energy import energy, loss, network
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    """A number whose logarithm is uniform."""
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def paper_series(rng: np.random.Generator) -> sf.series:
+    """K in [1, 20], N in [0, (K − 1)/2], the paper's V."""
+    K = int(rng.integers(1, 21))
+    N = int(rng.integers(0, (K - 1) // 2 + 1))
+    return sf.series(num_terms=K, acceleration=sf.sablonniere(order=N), scale=sf.lower_bound())
+
+
+def fixed(rng: np.random.Generator, solver: Any) -> optax.GradientTransformation:
+    """Learning rate, momentum and damping of the paper's "Ours"."""
+    numbers = log_uniform(rng, 1e-3, 5), log_uniform(rng, 1e-3, 0.95), log_uniform(rng, 1e-8, 1)
+    return sf.saddle_free_newton(*numbers, solver=solver)
+
+
+def adaptive(rng: np.random.Generator, solver: Any) -> optax.GradientTransformation:
+    """Initial damping of the paper's "Ours (Adaptive)"."""
+    return sf.adaptive_saddle_free_newton(solver, log_uniform(rng, 1e-8, 10))
+
+
+KINDS = {
+    "series": (300, lambda rng: fixed(rng, paper_series(rng))),
+    "series-adaptive": (300, lambda rng: adaptive(rng, paper_series(rng))),
+    "lanczos": (300, lambda rng: fixed(rng, sf.lanczos(int(rng.integers(1, 21))))),
+    "lanczos-adaptive": (300, lambda rng: adaptive(rng, sf.lanczos(int(rng.integers(1, 21)), "sqrt", memory=1))),
+    "exact": (50, lambda rng: fixed(rng, sf.exact())),
+}
+
+
+def finite_run(tx: optax.GradientTransformation, steps: int, seed: int, batch: tuple) -> tuple[bool, float, int]:
+    """Whether all parameters were finite after each step, the last loss, and the steps that met a non-finite number."""
+
+    def step(carry: tuple, _: None) -> tuple:
+        params, state = carry
+        value_fn = lambda params: loss(params, batch)  # noqa: E731
+        value, grads = jax.value_and_grad(value_fn)(params)
+        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
+        params = optax.apply_updates(params, updates)
+        return (params, state), jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
+
+    params = network(jax.random.key(seed))
+    run = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, length=steps))
+    (params, state), finite = run(params)
+    return bool(jnp.all(finite)), float(loss(params, batch)), int(sf.diagnostics(state)["nonfinite_steps"])
+
+
+def main() -> None:
+    """Prints a line for each kind of optimiser."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--draws", type=int, default=100, help="random configurations of each kind (exact: a twentieth)"
+    )
+    draws = parser.parse_args().draws
+    x, y = energy()
+    batch = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    rows = []
+    for name, (steps, make) in KINDS.items():
+        rng, tally = np.random.default_rng(0), collections.Counter()
+        number = max(draws // 20, 1) if name == "exact" else draws
+        for draw in range(number):
+            finite, last, skipped = finite_run(make(rng), steps, draw, batch)
+            tally.update(finite=finite, skipping=skipped > 0, worse=not last < 1.0)
+        rows.append({"optimiser": name, "draws": number, "steps": steps, **tally})
+        print(rows[-1], flush=True)
+    write("robustness", rows)
+
+
+if __name__ == "__main__":
+    main()
