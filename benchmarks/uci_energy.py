@@ -8,13 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def energy() -> tuple[np.ndarray, np.ndarray]:
-    """The 588 training rows of the paper's split, standardised by the 692 rows of training and validation."""
+def split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The paper's 588 training, 104 validation and 76 test rows, standardised by the first 692."""
     folder = pathlib.Path(os.environ.get("SADDLEFREE_DATA", "data")) / "uci-energy"
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} not found: set SADDLEFREE_DATA to the folder that holds uci-energy/data.txt")
     rows, order = np.loadtxt(folder / "data.txt"), np.loadtxt(folder / "permutation.txt").astype(int)
-    known = rows[order][:692]
-    known = (known - known.mean(0)) / known.std(0)
-    return known[:588, :8], known[:588, 8:9]
+    rows = rows[order]
+    rows = (rows - rows[:692].mean(0)) / rows[:692].std(0)
+    parts = {"train": rows[:588], "val": rows[588:692], "test": rows[692:]}
+    return {name: (part[:, :8], part[:, 8:9]) for name, part in parts.items()}
+
+
+def energy() -> tuple[np.ndarray, np.ndarray]:
+    """The training rows."""
+    return split()["train"]
 
 
 def network(key: jax.Array) -> list[dict[str, jax.Array]]:

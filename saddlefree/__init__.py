@@ -19,6 +19,7 @@ from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iter
 from saddlefree.solvers.base import Solution, solve
 from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
+from saddlefree.solvers.low_rank import low_rank
 from saddlefree.solvers.series import series
 from saddlefree.step import adaptive_step, fixed_step
 
@@ -40,6 +41,7 @@ __all__ = [
     "levenberg_marquardt",
     "levin_d2",
     "levin_t",
+    "low_rank",
     "lower_bound",
     "microbatch_map",
     "microbatch_mean",

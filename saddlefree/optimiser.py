@@ -76,7 +76,7 @@ def saddle_free_newton(
 
     `update` takes `value_fn=`, a function of the parameters that returns the loss of this step's batch, and optionally
     `value=` and `grad=` (what is known already at the parameters), `curvature_fn=` (another function, whose Hessian is
-    used) and `matvec=` (the product itself).
+    used), `matvec=` (the product itself) and `refresh=` (an unbatched bool, for `low_rank`).
 
     >>> import saddlefree as sf
     >>> loss = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # a saddle at 0, minima at (0, ±1)
@@ -89,6 +89,8 @@ def saddle_free_newton(
     >>> x.round(3)
     Array([0., 1.], dtype=float32)
     """
+    if getattr(solver, "averages", False):
+        checks.number("momentum beside a solver with an averaged gradient", momentum, 0, 0)
     rule: Any = damping if hasattr(damping, "learns") else fixed_damping(damping)
     return _newton(solver, rule, fixed_step(learning_rate, momentum), weight_decay, max_increase, frozen)
 
@@ -174,7 +176,7 @@ def scale_by_saddle_free(
     ) -> tuple[Tree, ScaleBySaddleFreeState]:
         local = _Local(updates, params, frozen, extra)
         lam = rule.value(jnp.zeros((), local.dtype), state.count)
-        solution = solver.solve(System(local.curvature, local.g, lam), state.solver)
+        solution = solver.solve(System(local.curvature, local.g, lam, refresh=extra.get("refresh")), state.solver)
         finite = tree.all_finite((local.g, solution.direction))
         return local.as_updates(tree.where(finite, solution.direction, tree.zeros_like(local.g))), state._replace(
             count=optax.safe_increment(state.count),
@@ -229,7 +231,7 @@ def _newton(
         # A product that the step needs anyway is linearised once, here, for the solver too.
         matvec: Any = local.curvature() if models and not trials else None
         curvature = local.curvature if matvec is None else lambda: matvec
-        solution = solver.solve(System(curvature, local.g, lam, state.previous), state.solver)
+        solution = solver.solve(System(curvature, local.g, lam, state.previous, extra.get("refresh")), state.solver)
         if rule is None:
             subspace: Any = solution.subspace
             dampings = trials(state.damping, state.count)

@@ -16,11 +16,19 @@ SOLVERS = {
     "series": sf.series(num_terms=5),
     "series-paper": sf.series(num_terms=7, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(initial=10.0)),
     "lanczos": sf.lanczos(num_products=5, memory=2),
+    "low-rank": sf.low_rank(rank=3, refresh_every=3, metric="adam", averaging=0.5, epsilon=1e-2),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),
 }
+
+
+def numbers(solver):
+    """Learning rate, momentum and damping; beside an averaged gradient there is no momentum."""
+    return (0.05, 0.0, 1.0) if isinstance(solver, sf.low_rank) else (0.5, 0.3, 0.1)
+
+
 OPTIMISERS = {
-    "fixed": lambda solver, **kw: sf.saddle_free_newton(0.5, momentum=0.3, damping=0.1, solver=solver, **kw),
-    "adaptive": lambda solver, **kw: sf.adaptive_saddle_free_newton(solver, initial_damping=0.1, **kw),
+    "fixed": lambda solver: sf.saddle_free_newton(*numbers(solver), solver),
+    "adaptive": lambda solver: sf.adaptive_saddle_free_newton(solver, initial_damping=0.1),
 }
 solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 optimisers = pytest.mark.parametrize("make", OPTIMISERS.values(), ids=OPTIMISERS)
@@ -88,12 +96,13 @@ def test_transformations(solver, make):
 @solvers
 def test_inject_hyperparams(solver):
     params = network_params(jax.random.key(0))
-    plain, _, _ = train(sf.saddle_free_newton(0.5, 0.3, 0.1, solver), params, BATCH)
+    plain, _, _ = train(sf.saddle_free_newton(*numbers(solver), solver), params, BATCH)
+    rate, momentum, damping = numbers(solver)
     inject = optax.inject_hyperparams(sf.saddle_free_newton, static_args=("solver",))
-    tx = inject(learning_rate=optax.constant_schedule(0.5), momentum=0.3, damping=0.1, solver=solver)
+    tx = inject(learning_rate=optax.constant_schedule(rate), momentum=momentum, damping=damping, solver=solver)
     injected, state, _ = train(tx, params, BATCH)
     assert_close(injected, plain)
-    assert state.hyperparams["learning_rate"] == 0.5
+    assert state.hyperparams["damping"] == np.float32(damping)
     assert sf.diagnostics(state)["steps"] == STEPS
 
     adaptive, _, _ = train(sf.adaptive_saddle_free_newton(solver, 0.1), params, BATCH)

@@ -19,6 +19,7 @@ class System(NamedTuple):
     gradient: Tree
     damping: jax.Array
     previous: Tree = None  # the previous update, where there was one
+    refresh: Any = None  # an unbatched bool: whether what a solver refreshes now and then is due
 
 
 class Subspace(NamedTuple):
