@@ -19,6 +19,7 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.curvature
+	$(BIN)/python -m benchmarks.step_cost
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
 
 docs: .venv/docs.stamp

@@ -160,7 +160,17 @@ def extend(
 
 def project(basis: Tree, x: Tree) -> jax.Array:
     """Qᵀx: the coordinates of x in a stacked basis."""
-    return jax.vmap(tree.dot, in_axes=(0, None))(basis, x)
+    dtype = tree.scalar_dtype(x)
+
+    def coordinates(Q: jax.Array, a: jax.Array) -> jax.Array:
+        axes = tuple(range(a.ndim))
+        contracted = ((tuple(axis + 1 for axis in axes), axes), ((), ()))
+        return jax.lax.dot_general(
+            Q, a, contracted, precision="highest", preferred_element_type=dtype, out_sharding=tree.replication(a)
+        )
+
+    first, *others = jax.tree.leaves(jax.tree.map(coordinates, basis, x))
+    return sum(others, first)
 
 
 def combine(basis: Tree, coordinates: jax.Array) -> Tree:

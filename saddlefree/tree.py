@@ -154,11 +154,15 @@ def ravel(x: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]:
     return vector, unravel
 
 
+def replication(x: jax.Array) -> jax.sharding.NamedSharding | None:
+    """On x's mesh everything everywhere, and None where x has no mesh."""
+    mesh = jax.typeof(x).sharding.mesh
+    return None if mesh.empty else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
 def _replicated(x: jax.Array) -> jax.Array:
-    sharding = jax.typeof(x).sharding
-    if sharding.mesh.empty:
-        return x
-    return jax.sharding.reshard(x, jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
+    everywhere = replication(x)
+    return x if everywhere is None else jax.sharding.reshard(x, everywhere)
 
 
 def select(like: Tree, x: Tree) -> Tree:
