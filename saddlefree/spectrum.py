@@ -5,6 +5,7 @@ T = QᵀAQ. The eigenvalues θ of T (Ritz values) approach those of A from insid
 after the last product has the norm β_m.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -170,7 +171,7 @@ def project(basis: Tree, x: Tree) -> jax.Array:
         )
 
     first, *others = jax.tree.leaves(jax.tree.map(coordinates, basis, x))
-    return sum(others, first)
+    return functools.reduce(jnp.add, others, first)
 
 
 def combine(basis: Tree, coordinates: jax.Array) -> Tree:
