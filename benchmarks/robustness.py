@@ -81,7 +81,7 @@ def main() -> None:
         number = max(draws // 20, 1) if name == "exact" else draws
         for draw in range(number):
             finite, last, skipped = finite_run(make(rng), steps, draw, batch)
-            tally.update(finite=finite, skipping=skipped > 0, worse=not last < 1.0)
+            tally.update(finite=int(finite), skipping=int(skipped > 0), worse=int(not last < 1.0))
         rows.append({"optimiser": name, "draws": number, "steps": steps, **tally})
         print(rows[-1], flush=True)
     write("robustness", rows)
