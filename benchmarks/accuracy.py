@@ -64,7 +64,7 @@ def figure(rows: list[dict[str, Any]]) -> None:
         panel.set(title=f"λ = {damping}", xlabel="Hessian-vector products")
         panel.grid(alpha=0.3, which="both")
     panels[0].set_ylabel("relative error of the direction")
-    panels[0].legend(fontsize=8)
+    panels[1].legend(fontsize=8, loc="lower left")
     path = pathlib.Path(__file__).parent.parent / "docs" / "figures" / "accuracy.png"
     fig.savefig(path, dpi=150)
 

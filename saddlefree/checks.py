@@ -53,6 +53,12 @@ def integer(name: str, value: Any, low: int) -> None:
         raise ValueError(f"{name} must be a whole number ≥ {low}, got {value!r}")
 
 
+def unrolling(unroll: Any) -> None:
+    """Refuses an `unroll` that is neither True nor a whole number ≥ 1."""
+    if unroll is not True:
+        integer("unroll", unroll, low=1)
+
+
 def real_parameters(params: Tree) -> None:
     """Refuses complex and integer parameters: neither has the real Hessian that everything here stands on."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):

@@ -32,11 +32,25 @@ class Damping(Protocol):
         """The state after a step with λ = `damping` and reduction ratio ρ, or after one that was refused."""
 
 
-class Search(Damping, Protocol):
-    """A rule that tries several λ on one basis and keeps the best."""
+class _Learned:
+    """What rules share whose state is λ itself."""
 
-    def trials(self, state: Any, count: jax.Array) -> jax.Array:
-        """The λ to be tried."""
+    initial: Number
+    minimum: Number
+    maximum: Number
+
+    @property
+    def learns(self) -> bool:
+        """It does."""
+        return True
+
+    def init(self, dtype: Any) -> jax.Array:
+        """λ itself is the state."""
+        return at(self.initial, jnp.zeros((), jnp.int32), dtype)
+
+    def value(self, state: jax.Array, count: jax.Array) -> jax.Array:
+        """λ within its bounds."""
+        return jnp.clip(state, at(self.minimum, count, state.dtype), at(self.maximum, count, state.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +88,7 @@ class fixed_damping:
 
 
 @dataclasses.dataclass(frozen=True)
-class levenberg_marquardt:
+class levenberg_marquardt(_Learned):
     """λ by the agreement of model and loss (the paper's Appendix A.4; Moré 1978):
 
         λ ← λ/ω  where ρ < ¼,    λ ← ω λ  where ρ > ¾,    clipped to [minimum, maximum];
@@ -110,19 +124,6 @@ class levenberg_marquardt:
         if not callable(self.minimum) and not isinstance(self.minimum, jax.core.Tracer):
             checks.number("maximum", self.maximum, float(self.minimum))
 
-    @property
-    def learns(self) -> bool:
-        """It does."""
-        return True
-
-    def init(self, dtype: Any) -> jax.Array:
-        """λ itself is the state."""
-        return at(self.initial, jnp.zeros((), jnp.int32), dtype)
-
-    def value(self, state: jax.Array, count: jax.Array) -> jax.Array:
-        """λ within its bounds."""
-        return jnp.clip(state, at(self.minimum, count, state.dtype), at(self.maximum, count, state.dtype))
-
     def update(
         self, state: jax.Array, count: jax.Array, damping: jax.Array, ratio: jax.Array, refused: jax.Array
     ) -> jax.Array:
@@ -135,7 +136,7 @@ class levenberg_marquardt:
 
 
 @dataclasses.dataclass(frozen=True)
-class damping_search:
+class damping_search(_Learned):
     """λ by trial: several values around the last one, on one basis, and the one with the lowest loss is kept.
 
         λ ← argmin f(x − d(λᵢ)),    λᵢ = λ·spreadⁱ,    i = −reach … reach.
@@ -167,19 +168,6 @@ class damping_search:
         checks.integer("reach", self.reach, low=1)
         checks.number("minimum", self.minimum, 0, open_low=True)
         checks.number("maximum", self.maximum, float(self.minimum))
-
-    @property
-    def learns(self) -> bool:
-        """It does."""
-        return True
-
-    def init(self, dtype: Any) -> jax.Array:
-        """λ itself is the state."""
-        return at(self.initial, jnp.zeros((), jnp.int32), dtype)
-
-    def value(self, state: jax.Array, count: jax.Array) -> jax.Array:
-        """λ within its bounds."""
-        return jnp.clip(state, self.minimum, self.maximum)
 
     def trials(self, state: jax.Array, count: jax.Array) -> jax.Array:
         """λ and its neighbours."""

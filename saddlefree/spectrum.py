@@ -63,9 +63,7 @@ def lanczos_decomposition(
         basis = tree.put(basis, q, j)
         w = matvec(q)
         alpha, length = tree.dot(q, w), tree.norm(w)
-        # Twice is enough (Parlett 1998): one sweep of Gram-Schmidt loses orthogonality by cancellation, two do not.
-        for _ in range(2):
-            w = tree.sub(w, combine(basis, project(basis, w)))
+        w = _orthogonal(basis, w)
         beta = _alive(tree.norm(w), length)
         q = tree.scale(tree.reciprocal(beta), w)
         return basis, q, Tridiagonal(T.diagonal.at[j].set(alpha), T.off_diagonal.at[j].set(beta))
@@ -145,8 +143,7 @@ def extend(
     def add(carry: tuple[Tree, jax.Array], numbered: tuple[jax.Array, Tree]) -> tuple[tuple[Tree, jax.Array], None]:
         (basis, matrix), (j, v) = carry, numbered
         length = tree.norm(v)
-        for _ in range(2):
-            v = tree.sub(v, combine(basis, project(basis, v)))
+        v = _orthogonal(basis, v)
         # What is left of a vector in the span is rounding, a little more of it than in a product.
         rest = tree.norm(v)
         v = tree.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, tree.reciprocal(rest), 0), v)
@@ -157,6 +154,14 @@ def extend(
     places = size + jnp.arange(jax.tree.leaves(vectors)[0].shape[0])
     carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors), unroll=unroll)
     return carry
+
+
+def _orthogonal(basis: Tree, x: Tree) -> Tree:
+    """What of x is orthogonal to the basis."""
+    # Twice is enough (Parlett 1998): one sweep of Gram-Schmidt loses orthogonality by cancellation, two do not.
+    for _ in range(2):
+        x = tree.sub(x, combine(basis, project(basis, x)))
+    return x
 
 
 def project(basis: Tree, x: Tree) -> jax.Array:

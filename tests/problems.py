@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def network_params(key, sizes=(3, 4, 1), dtype=jnp.float32):
@@ -31,15 +32,11 @@ def network_batch(key, n=16, inputs=3, dtype=jnp.float32):
 
 def symmetric(rng, eigenvalues):
     """A random symmetric matrix with the given eigenvalues, as a NumPy array."""
-    import numpy as np
-
     Q, _ = np.linalg.qr(rng.normal(size=(len(eigenvalues), len(eigenvalues))))
     return (Q * eigenvalues) @ Q.T
 
 
 def saddle_free_direction(H, g, damping):
     """(|H| + λI)⁻¹ g by eigendecomposition, in NumPy: the oracle."""
-    import numpy as np
-
     values, vectors = np.linalg.eigh(H)
     return vectors @ ((vectors.T @ g) / (np.abs(values) + damping))

@@ -92,16 +92,16 @@ def test_basis_is_orthonormal_in_float32_and_matches_matfree():
     np.testing.assert_allclose(ours[-4:], reference[-4:], rtol=1e-4)
 
 
-def test_memory_of_two_passes_does_not_grow():
-    H = jnp.ones(1000)
+def test_memory_is_m_and_a_few_vectors_and_does_not_grow_in_two_passes():
+    H = jnp.ones(100_000)
 
     def vectors(solver):
         solve = jax.jit(lambda g: sf.solve(solver, lambda v: H * v, g).direction)
-        return solve.lower(H).compile().memory_analysis().temp_size_in_bytes / 4000
+        return solve.lower(H).compile().memory_analysis().temp_size_in_bytes / H.nbytes
 
-    assert vectors(sf.lanczos(60, two_pass=True)) < vectors(sf.lanczos(20, two_pass=True)) + 8
+    assert vectors(sf.lanczos(60, two_pass=True)) < vectors(sf.lanczos(20, two_pass=True)) + 1
     for m in (20, 60):
-        assert vectors(sf.lanczos(m)) < m + 12
+        assert vectors(sf.lanczos(m)) < m + 4
 
 
 def test_bad_input():

@@ -67,8 +67,7 @@ class lanczos:
                 "two_pass keeps no basis: tolerance must be None and memory 0 beside it, "
                 f"got tolerance={self.tolerance!r}, memory={self.memory!r}"
             )
-        if self.unroll is not True:
-            checks.integer("unroll", self.unroll, low=1)
+        checks.unrolling(self.unroll)
 
     @property
     def keeps_basis(self) -> bool:

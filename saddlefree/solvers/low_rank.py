@@ -74,8 +74,7 @@ class low_rank:
         checks.number("second_moment", self.second_moment, 0, 1, open_high=True)
         checks.number("epsilon", self.epsilon, 0, open_low=True)
         checks.number("max_step", self.max_step, 0, open_low=True)
-        if self.unroll is not True:
-            checks.integer("unroll", self.unroll, low=1)
+        checks.unrolling(self.unroll)
 
     @property
     def averages(self) -> bool:

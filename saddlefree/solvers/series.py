@@ -52,8 +52,7 @@ class series:
 
     def __post_init__(self) -> None:
         checks.integer("num_terms", self.num_terms, low=1)
-        if self.unroll is not True:
-            checks.integer("unroll", self.unroll, low=1)
+        checks.unrolling(self.unroll)
         if self._num_pushed > self.num_terms:
             raise ValueError(
                 f"num_terms must be a whole number ≥ {self._num_pushed} for {self.acceleration}, "
