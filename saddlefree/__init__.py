@@ -13,10 +13,13 @@ from saddlefree.acceleration import (
 )
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
 from saddlefree.damping import damping_search, fixed_damping, levenberg_marquardt
+from saddlefree.density import spectral_density
 from saddlefree.diagnostics import diagnostics
+from saddlefree.escape import escape
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
 from saddlefree.solvers.base import Solution, solve
+from saddlefree.solvers.blockwise import blockwise
 from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
@@ -28,8 +31,10 @@ __all__ = [
     "accelerate",
     "adaptive_saddle_free_newton",
     "adaptive_step",
+    "blockwise",
     "damping_search",
     "diagnostics",
+    "escape",
     "exact",
     "fixed_damping",
     "fixed_scale",
@@ -53,6 +58,7 @@ __all__ = [
     "series",
     "shanks",
     "solve",
+    "spectral_density",
     "topological_rho",
     "trace_bound",
     "training",

@@ -175,6 +175,12 @@ def _microbatches(batch: Tree, size: int) -> tuple[Tree, Tree, int]:
     return full, jax.tree.map(lambda x: x[whole:], batch), length
 
 
+def block_of(product: MatVec, part: Tree, params: Tree) -> MatVec:
+    """The block of `product` for the leaves that are not None in `part`, in the dtypes of `params`."""
+    zeros = tree.zeros_like(params)
+    return in_dtypes_of(tree.select(part, params), lambda v: tree.select(part, product(tree.fill(v, zeros))))
+
+
 def in_dtypes_of(params: Tree, product: MatVec) -> MatVec:
     """`product`, fed in the dtypes of `params` and answering in those of its argument."""
     return lambda v: tree.cast_like(product(tree.cast_like(v, params)), v)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from saddlefree import checks, tree
-from saddlefree.curvature import MatVec, hessian, in_dtypes_of
+from saddlefree.curvature import MatVec, block_of, hessian
 from saddlefree.damping import Damping, damping_search, fixed_damping, levenberg_marquardt
+from saddlefree.escape import escape
 from saddlefree.solvers.base import Solver, System
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio, search
@@ -37,10 +38,11 @@ class SaddleFreeState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # Optax's name, which hides tuple.count
     solver: Any
     damping: Any
-    previous: Tree  # the last update that was made, in working precision
+    previous: Tree  # the last update that was made, in working precision; None where nothing uses it
     figures: dict[str, jax.Array]
     rejected_steps: jax.Array
     nonfinite_steps: jax.Array
+    escape: Any = None  # the search for a way off saddles, where there is one
 
 
 class ScaleBySaddleFreeState(NamedTuple):
@@ -61,6 +63,7 @@ def saddle_free_newton(
     weight_decay: Number = 0.0,
     max_increase: Number | None = None,
     frozen: Frozen = None,
+    escape: escape | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton with a given learning rate: x ← x − η (|H| + λI)⁻¹ g + μ·(previous update).
 
@@ -73,6 +76,7 @@ def saddle_free_newton(
       max_increase: None, or a number ≥ 0 or schedule: a step is refused if it makes the loss f worse than
         f + max_increase·|f|. It costs two evaluations of the loss a step, one where `value=` is passed.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
+      escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
 
     `update` takes `value_fn=`, a function of the parameters that returns the loss of this step's batch, and optionally
     `value=` and `grad=` (what is known already at the parameters), `curvature_fn=` (another function, whose Hessian is
@@ -89,10 +93,10 @@ def saddle_free_newton(
     >>> x.round(3)
     Array([0., 1.], dtype=float32)
     """
-    if getattr(solver, "averages", False):
+    if solver.averages:
         checks.number("momentum beside a solver with an averaged gradient", momentum, 0, 0)
     rule: Any = damping if hasattr(damping, "learns") else fixed_damping(damping)
-    return _newton(solver, rule, fixed_step(learning_rate, momentum), weight_decay, max_increase, frozen)
+    return _newton(solver, rule, fixed_step(learning_rate, momentum), weight_decay, max_increase, frozen, escape)
 
 
 def adaptive_saddle_free_newton(
@@ -104,6 +108,7 @@ def adaptive_saddle_free_newton(
     weight_decay: Number = 0.0,
     max_increase: Number | None = 0.2,
     frozen: Frozen = None,
+    escape: escape | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself (the paper's Appendix A.4).
 
@@ -122,6 +127,7 @@ def adaptive_saddle_free_newton(
         the loss have judged it.
       max_increase: a step is refused if it makes the loss f worse than f + max_increase·|f|; None never refuses.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
+      escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
 
     `update` takes the arguments of `saddle_free_newton`'s.
 
@@ -137,11 +143,11 @@ def adaptive_saddle_free_newton(
     Array([1., 1.], dtype=float32)
     """
     if damping is None:
-        searches = step is None and getattr(solver, "keeps_basis", False)
+        searches = step is None and solver.keeps_basis
         damping = damping_search(initial_damping) if searches else levenberg_marquardt(initial_damping)
     if step is None and not hasattr(damping, "trials"):
         step = adaptive_step()
-    return _newton(solver, damping, step, weight_decay, max_increase, frozen)
+    return _newton(solver, damping, step, weight_decay, max_increase, frozen, escape)
 
 
 def scale_by_saddle_free(
@@ -177,10 +183,10 @@ def scale_by_saddle_free(
         local = _Local(updates, params, frozen, extra)
         lam = rule.value(jnp.zeros((), local.dtype), state.count)
         solution = solver.solve(System(local.curvature, local.g, lam, refresh=extra.get("refresh")), state.solver)
-        finite = tree.all_finite((local.g, solution.direction))
+        finite = tree.all_finite(solution.direction)
         return local.as_updates(tree.where(finite, solution.direction, tree.zeros_like(local.g))), state._replace(
             count=optax.safe_increment(state.count),
-            solver=tree.where(finite, solution.state, state.solver),
+            solver=solution.state,
             figures={"damping": lam, **solution.stats},
             nonfinite_steps=state.nonfinite_steps + (~finite).astype(jnp.int32),
         )
@@ -195,14 +201,14 @@ def _newton(
     weight_decay: Number,
     max_increase: Number | None,
     frozen: Frozen,
+    escape: escape | None,
 ) -> optax.GradientTransformationExtraArgs:
     """Puts the parts together; see the head of this file."""
     checks.number("weight_decay", weight_decay, 0)
     if max_increase is not None:
         checks.number("max_increase", max_increase, 0)
     trials: Any = getattr(damping, "trials", None)
-    weights: Any = getattr(solver, "weights", None) if getattr(solver, "keeps_basis", False) else None
-    if trials and not weights:
+    if trials and not solver.keeps_basis:
         raise ValueError(f"damping_search needs a solver that keeps its basis, such as lanczos(), got {solver}")
     if trials and rule:
         raise ValueError(
@@ -211,6 +217,7 @@ def _newton(
         )
     measures = damping.learns or max_increase is not None
     models = damping.learns or (rule is not None and rule.uses_products)
+    remembers = solver.remembers or (rule is not None and rule.uses_previous)
 
     def init(params: Tree) -> SaddleFreeState:
         trainable = _trainable(params, frozen)
@@ -218,9 +225,16 @@ def _newton(
         dtype = tree.scalar_dtype(g)
         names = ["damping", "learning_rate", "momentum"]
         names += measures * ["value"] + (measures and models) * ["reduction_ratio"]
-        figures = {**{name: jnp.zeros((), dtype) for name in names}, **_empty_stats(solver, g)}
+        names += (escape is not None) * ["escape"]
         return SaddleFreeState(
-            _zero(), solver.init(g), damping.init(dtype), tree.zeros_like(g), figures, _zero(), _zero()
+            count=_zero(),
+            solver=solver.init(g),
+            damping=damping.init(dtype),
+            previous=tree.zeros_like(g) if remembers else None,
+            figures={**{name: jnp.zeros((), dtype) for name in names}, **_empty_stats(solver, g)},
+            rejected_steps=_zero(),
+            nonfinite_steps=_zero(),
+            escape=None if escape is None else escape.init(),
         )
 
     def update(
@@ -230,16 +244,22 @@ def _newton(
         lam = damping.value(state.damping, state.count)
         # A product that the step needs anyway is linearised once, here, for the solver too.
         matvec: Any = local.curvature() if models and not trials else None
-        curvature = local.curvature if matvec is None else lambda: matvec
+
+        def curvature(part: Tree = None) -> MatVec:
+            return local.curvature(part) if part is not None or matvec is None else matvec
+
         solution = solver.solve(System(curvature, local.g, lam, state.previous, extra.get("refresh")), state.solver)
         if rule is None:
             subspace: Any = solution.subspace
             dampings = trials(state.damping, state.count)
-            lam, proposal = search(subspace, lambda lam: weights(subspace.values, lam), dampings, local.value)
+            lam, proposal = search(subspace, lambda lam: solver.weights(subspace.values, lam), dampings, local.value)
         else:
             proposal = rule.propose(solution.direction, state.previous, local.model_g, matvec, lam, state.count)
         step, figures = proposal.step, {"learning_rate": proposal.learning_rate, "momentum": proposal.momentum}
-        finite = tree.all_finite((local.g, solution.direction, step))
+        finite = tree.all_finite(step)
+        leap, way_out = None, None
+        if escape is not None:
+            leap, way_out = escape.leap(curvature, local.g, lam, state.escape, state.count)
         refused = jnp.array(False)
         ratio = jnp.ones((), local.dtype)
         if measures:
@@ -253,23 +273,30 @@ def _newton(
                 if predicted is None:
                     predicted = predicted_change(matvec, local.model_g, step)
                 figures["reduction_ratio"] = ratio = reduction_ratio(before, after, predicted)
+            if leap is not None:
+                leapt = local.value(tree.axpy(1, leap, step))
+                leap = tree.where(leapt < after, leap, tree.zeros_like(leap))
+                after = jnp.where(leapt < after, leapt, after)
             good = jnp.isfinite(after)
             if max_increase is not None:
                 good &= after - before <= tree.at(max_increase, state.count, local.dtype) * jnp.abs(before)
             refused = finite & ~good
             figures["value"] = before
+        if leap is not None:
+            step, figures["escape"] = tree.axpy(1, leap, step), tree.norm(leap)
         taken = finite & ~refused
         # An adaptive learning rate may be negative, where the previous update takes over; a decay never grows weights.
         decay = tree.at(weight_decay, state.count, local.dtype) * jnp.maximum(proposal.learning_rate, 0)
         decayed = tree.axpy(-decay, local.x, step)
         return local.as_updates(tree.where(taken, decayed, tree.zeros_like(step))), SaddleFreeState(
             count=optax.safe_increment(state.count),
-            solver=tree.where(finite, solution.state, state.solver),
+            solver=solution.state,
             damping=damping.update(state.damping, state.count, lam, ratio, ~taken),
-            previous=tree.where(taken, step, state.previous),
+            previous=tree.where(taken, step, state.previous) if remembers else None,
             figures={"damping": lam, **figures, **solution.stats},
             rejected_steps=state.rejected_steps + refused.astype(jnp.int32),
             nonfinite_steps=state.nonfinite_steps + (~finite).astype(jnp.int32),
+            escape=way_out,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -296,14 +323,13 @@ class _Local:
         self.model_g = self.g if given["grad"] is None else tree.to_working(tree.select(self.trainable, given["grad"]))
         self.dtype = tree.scalar_dtype(self.g)
 
-    def curvature(self) -> MatVec:
-        """The product with H, in working precision."""
+    def curvature(self, part: Tree = None) -> MatVec:
+        """The product with H, or with the block of the leaves that are not None in `part`, in working precision."""
+        part = self.trainable if part is None else part
         if self._given["matvec"] is not None:
-            zeros = tree.zeros_like(self._params)
-            given = self._given["matvec"]
-            return in_dtypes_of(self.trainable, lambda v: tree.select(self.trainable, given(tree.fill(v, zeros))))
+            return block_of(self._given["matvec"], part, self._params)
         fn = self._given["curvature_fn"] or self._given["value_fn"]
-        return hessian(lambda trainable: fn(tree.fill(trainable, self._params)), self.trainable)
+        return hessian(lambda block: fn(tree.fill(block, self._params)), tree.select(part, self._params))
 
     def value(self, step: Tree | None = None) -> jax.Array:
         """The loss at the parameters, or after `step`."""
@@ -334,7 +360,9 @@ def _trainable(params: Tree, frozen: Frozen) -> Tree:
 def _empty_stats(solver: Solver, g: Tree) -> dict[str, jax.Array]:
     """Zeros in the shape of the solver's statistics, found by tracing it with the identity as H."""
     lam = jnp.zeros((), tree.scalar_dtype(g))
-    stats = jax.eval_shape(lambda g: solver.solve(System(lambda: lambda v: v, g, lam), solver.init(g)).stats, g)
+    stats = jax.eval_shape(
+        lambda g: solver.solve(System(lambda part=None: lambda v: v, g, lam), solver.init(g)).stats, g
+    )
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), stats)
 
 

@@ -56,31 +56,34 @@ def lanczos_decomposition(
     >>> [round(float(value), 3) for value in jnp.linalg.eigvalsh(T.dense())]
     [-2.0, 1.0, 3.0]
     """
-    Carry = tuple[Tree, Tree, Tridiagonal]
+    Carry = tuple[Tree, Tree, jax.Array, Tridiagonal]
 
     def extend(carry: Carry, j: jax.Array) -> Carry:
-        basis, q, T = carry
-        basis = tree.put(basis, q, j)
-        w = matvec(q)
-        alpha, length = tree.dot(q, w), tree.norm(w)
-        w = _orthogonal(basis, w)
-        beta = _alive(tree.norm(w), length)
+        basis, w, beta, T = carry
         q = tree.scale(tree.reciprocal(beta), w)
-        return basis, q, Tridiagonal(T.diagonal.at[j].set(alpha), T.off_diagonal.at[j].set(beta))
+        w = matvec(q)
+        # The recurrence takes out what is large (β₀ = 0, in the place that β_m will fill), and one sweep the rest.
+        alpha, beta = tree.dot(q, w), T.off_diagonal[j - 1]
+        w = _swept(basis, tree.axpy(-alpha, q, tree.axpy(-beta, tree.get(basis, j - 1), w)))
+        w = tree.axpy(-tree.dot(q, w), q, w)
+        beta = _alive(tree.norm(w), jnp.abs(alpha) + beta)
+        # Scaled by 1 + 0β, q waits for the sweep: a basis that may be written before it is read, XLA copies each turn.
+        basis = tree.put(basis, tree.scale(1 + 0 * beta, q), j)
+        return basis, w, beta, Tridiagonal(T.diagonal.at[j].set(alpha), T.off_diagonal.at[j].set(beta))
 
     zeros = jnp.zeros(num_products, tree.scalar_dtype(start))
-    carry = tree.stack(start, num_products + spare), tree.normalise(start), Tridiagonal(zeros, zeros)
+    carry = tree.stack(start, num_products + spare), start, tree.norm(start), Tridiagonal(zeros, zeros)
     if stop is None:
         indices = jnp.arange(num_products)
-        (basis, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices, unroll=unroll)
+        (basis, _, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices, unroll=unroll)
         return basis, T, jnp.asarray(num_products, jnp.int32)
 
     def unfinished(state: tuple[jax.Array, Carry]) -> jax.Array:
-        j, (_, _, T) = state
+        j, (_, _, _, T) = state
         exhausted = T.off_diagonal[j - 1] == 0
         return (j == 0) | ((j < num_products) & ~exhausted & ~stop(T, j))
 
-    count, (basis, _, T) = jax.lax.while_loop(
+    count, (basis, _, _, T) = jax.lax.while_loop(
         unfinished, lambda s: (s[0] + 1, extend(s[1], s[0])), (jnp.zeros((), jnp.int32), carry)
     )
     # The vector that the last β leads to has not been multiplied.
@@ -119,17 +122,17 @@ def _recurrence(matvec: MatVec) -> Callable:
     def turn(carry: tuple[Tree, Tree, jax.Array], _: None) -> tuple[tuple[Tree, Tree, jax.Array], Tridiagonal]:
         q, previous, beta = carry
         w = matvec(q)
-        alpha, length = tree.dot(q, w), tree.norm(w)
+        alpha = tree.dot(q, w)
         w = tree.axpy(-alpha, q, tree.axpy(-beta, previous, w))
-        beta = _alive(tree.norm(w), length)
+        beta = _alive(tree.norm(w), jnp.abs(alpha) + beta)
         return (tree.scale(tree.reciprocal(beta), w), q, beta), Tridiagonal(alpha, beta)
 
     return turn
 
 
-def _alive(beta: jax.Array, length: jax.Array) -> jax.Array:
-    """β, and 0 where only the rounding of a vector of this length is left: the space is exhausted."""
-    return jnp.where(beta > 10 * jnp.finfo(beta.dtype).eps * length, beta, 0)
+def _alive(beta: jax.Array, removed: jax.Array) -> jax.Array:
+    """β, and 0 where only the rounding of what was removed is left: the space is exhausted."""
+    return jnp.where(beta > 10 * jnp.finfo(beta.dtype).eps * removed, beta, 0)
 
 
 def extend(
@@ -147,9 +150,9 @@ def extend(
         # What is left of a vector in the span is rounding, a little more of it than in a product.
         rest = tree.norm(v)
         v = tree.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, tree.reciprocal(rest), 0), v)
-        basis = tree.put(basis, v, j)
-        row = project(basis, matvec(v))
-        return (basis, matrix.at[j].set(row).at[:, j].set(row)), None
+        w = matvec(v)
+        row = project(basis, w).at[j].set(tree.dot(v, w))
+        return (tree.put(basis, v, j), matrix.at[j].set(row).at[:, j].set(row)), None
 
     places = size + jnp.arange(jax.tree.leaves(vectors)[0].shape[0])
     carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors), unroll=unroll)
@@ -159,9 +162,11 @@ def extend(
 def _orthogonal(basis: Tree, x: Tree) -> Tree:
     """What of x is orthogonal to the basis."""
     # Twice is enough (Parlett 1998): one sweep of Gram-Schmidt loses orthogonality by cancellation, two do not.
-    for _ in range(2):
-        x = tree.sub(x, combine(basis, project(basis, x)))
-    return x
+    return _swept(basis, _swept(basis, x))
+
+
+def _swept(basis: Tree, x: Tree) -> Tree:
+    return tree.sub(x, combine(basis, project(basis, x)))
 
 
 def project(basis: Tree, x: Tree) -> jax.Array:

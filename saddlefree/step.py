@@ -36,6 +36,10 @@ class Step(Protocol):
     def uses_products(self) -> bool:
         """Whether it calls `matvec`, which is None otherwise."""
 
+    @property
+    def uses_previous(self) -> bool:
+        """Whether it uses the previous update, which is None otherwise."""
+
     def propose(
         self, direction: Tree, previous: Tree, gradient: Tree, matvec: Any, damping: jax.Array, count: jax.Array
     ) -> Proposal:
@@ -67,13 +71,18 @@ class fixed_step:
         """It does not."""
         return False
 
+    @property
+    def uses_previous(self) -> bool:
+        """Unless μ is the number 0."""
+        return callable(self.momentum) or isinstance(self.momentum, jax.core.Tracer) or bool(self.momentum != 0)
+
     def propose(
         self, direction: Tree, previous: Tree, gradient: Tree, matvec: Any, damping: jax.Array, count: jax.Array
     ) -> Proposal:
         """−η d + μ p."""
         eta, mu = (tree.at(number, count, damping.dtype) for number in (self.learning_rate, self.momentum))
-        step = tree.axpy(-eta, direction, tree.scale(mu, previous))
-        return Proposal(step, eta, mu, None)
+        step = tree.scale(-eta, direction)
+        return Proposal(tree.axpy(mu, previous, step) if self.uses_previous else step, eta, mu, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +105,11 @@ class adaptive_step:
     @property
     def uses_products(self) -> bool:
         """Two a step."""
+        return True
+
+    @property
+    def uses_previous(self) -> bool:
+        """It does."""
         return True
 
     def propose(

@@ -91,20 +91,70 @@ def test_refreshes_every_so_often_or_when_told():
         assert sf.diagnostics(state)["products"] == expected
 
 
-def test_refresh_under_vmap_with_an_unbatched_bool_keeps_its_branch():
-    """A batched count would turn the branch into a select that pays for a refresh in each step."""
-    tx = sf.saddle_free_newton(0.1, damping=1.0, solver=sf.low_rank(rank=2))
+def test_a_gradient_that_surprises_brings_an_early_refresh():
+    """Ten times longer than usual; not within a tenth of the period after the last refresh; never where turned off."""
+    lengths = [1.0, 1.1, 0.9, 10.0, 50.0, 50.0, 50.0, 400.0, 100.0]
+    for solver, expected in (
+        (sf.low_rank(rank=2, refresh_every=20), [2, 0, 0, 2, 0, 2, 0, 2, 0]),
+        (sf.low_rank(rank=2, refresh_every=20, surprise=None), [2, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ):
+        state, products = None, []
+        for length in lengths:
+            solution = sf.solve(solver, lambda v: 2 * v, jnp.array([length, 0.0]), 1.0, state)
+            state = solution.state
+            products.append(int(solution.stats["products"]))
+        assert products == expected
+
+
+def test_survives_a_curvature_that_outgrows_its_basis():
+    """f = x⁴ + y²: curvature 12x² was measured where x was small, and rises a thousandfold when x is thrown out."""
+    loss = lambda x: jnp.sum(x**4) + 0.1 * jnp.sum(x**2)  # noqa: E731
+    tx = sf.saddle_free_newton(0.5, damping=0.5, solver=sf.low_rank(rank=2, refresh_every=1000, averaging=0.0))
+    x = jnp.array([0.1, 0.05])
+    state, update = tx.init(x), jax.jit(lambda g, s, x: tx.update(g, s, x, value_fn=loss))
+    products = []
+    for step in range(300):
+        updates, state = update(jax.grad(loss)(x), state, x)
+        x = optax.apply_updates(x, updates) if step != 150 else jnp.array([5.0, -4.0])
+        products.append(int(sf.diagnostics(state)["products"]))
+    assert sum(products[150:]) > 0
+    assert jnp.max(jnp.abs(x)) < 1.0
+
+
+def test_a_non_finite_gradient_or_product_leaves_the_state():
+    solver = sf.low_rank(rank=2, refresh_every=2, metric="adam")
+    good = lambda v: 2 * v  # noqa: E731
+    state = sf.solve(solver, good, jnp.ones(3), 1.0).state
+    bad = sf.solve(solver, good, jnp.array([1.0, jnp.nan, 1.0]), 1.0, state)
+    assert not jnp.all(jnp.isfinite(bad.direction))
+    for name in ("count", "average", "second", "usual", "curvature"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(bad.state, name), getattr(state, name))
+    state = sf.solve(solver, good, jnp.ones(3), 1.0, state).state
+    refreshed = sf.solve(solver, lambda v: jnp.nan * v, jnp.ones(3), 1.0, state)
+    assert refreshed.stats["products"] == 2
+    jax.tree.map(np.testing.assert_array_equal, refreshed.state.curvature, state.curvature)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_refreshes_under_vmap(told):
+    """By `refresh=` or by counts that are mapped: the answers of one by one, in a branch that is entered when due."""
+    tx = sf.saddle_free_newton(0.1, damping=1.0, solver=sf.low_rank(rank=2, refresh_every=2))
     many = jax.vmap(network_params)(jax.random.split(jax.random.key(0), 3))
-    states = jax.vmap(tx.init)(many)
 
-    def update(params, state, refresh):
-        return tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, refresh=refresh)
+    def run(params):
+        state, products = tx.init(params), []
+        for _ in range(3):
+            extra = {"refresh": jnp.array(True)} if told else {}
+            updates, state = tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, **extra)
+            params = optax.apply_updates(params, updates)
+            products.append(sf.diagnostics(state)["products"])
+        return params, jnp.stack(products)
 
-    mapped = jax.vmap(update, in_axes=(0, 0, None))
-    assert "cond[" in str(jax.make_jaxpr(mapped)(many, states, jnp.array(True)))
-    updates, _ = jax.jit(mapped)(many, states, jnp.array(True))
-    alone, _ = update(*jax.tree.map(lambda x: x[1], (many, states)), True)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6), updates, alone)
+    assert "while[" in str(jax.make_jaxpr(jax.vmap(run))(many))
+    together, products = jax.jit(jax.vmap(run))(many)
+    assert products[1].tolist() == ([2, 2, 2] if told else [2, 0, 2])
+    alone, _ = jax.jit(run)(jax.tree.map(lambda x: x[1], many))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6), together, alone)
 
 
 def test_uses_the_curvature_function_and_its_old_basis():
@@ -140,6 +190,7 @@ def test_the_step_is_bounded():
         (lambda: sf.low_rank(second_moment=1.0), r"second_moment must be a number in \[0, 1\), got 1.0"),
         (lambda: sf.low_rank(epsilon=0.0), r"epsilon must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.low_rank(max_step=0.0), r"max_step must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.low_rank(surprise=1.0), r"surprise must be a number in \(1, inf\), got 1.0"),
         (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.low_rank()), r"momentum beside a solver .* got 0.9"),
     ],
 )

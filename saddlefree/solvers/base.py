@@ -1,13 +1,13 @@
 """What every solver is: a way from products with H to the direction (|H| + λI)⁻¹ g."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, tree
-from saddlefree.curvature import MatVec, in_dtypes_of
+from saddlefree.curvature import MatVec, block_of, in_dtypes_of
 from saddlefree.spectrum import combine
 from saddlefree.tree import Scalar, Tree
 
@@ -15,7 +15,9 @@ from saddlefree.tree import Scalar, Tree
 class System(NamedTuple):
     """What is to be solved: (|H| + λI) d = g."""
 
-    curvature: Callable[[], MatVec]  # prepares the product with H; called only where products are needed
+    # Prepares the product with H, or with its block for a gradient whose other leaves are None. Called only where
+    # products are needed.
+    curvature: Callable[..., MatVec]
     gradient: Tree
     damping: jax.Array
     previous: Tree = None  # the previous update, where there was one
@@ -44,18 +46,46 @@ class Solution(NamedTuple):
 
     direction: Tree  # ≈ (|H| + λI)⁻¹ g, shaped like g
     stats: dict[str, jax.Array]  # scalars, such as the products used
-    state: Any  # what the solver remembers for its next call
+    state: Any  # what the solver remembers for its next call; as before where the direction is not finite
     subspace: Subspace | None = None  # where the solver works in one
 
 
-class Solver(Protocol):
+def solved(
+    direction: Tree, stats: dict[str, jax.Array], state: Any, before: Any, subspace: Subspace | None = None
+) -> Solution:
+    """The solution, with the state from `before` where the direction is not finite."""
+    return Solution(direction, stats, tree.where(tree.all_finite(direction), state, before), subspace)
+
+
+class Solver:
     """A frozen dataclass, equal and hashable by value; its memory is handed in and out, never kept."""
+
+    @property
+    def keeps_basis(self) -> bool:
+        """Whether its solutions have a subspace, in which every λ can be tried by its `weights`."""
+        return False
+
+    @property
+    def averages(self) -> bool:
+        """Whether it averages gradients, which takes the place of momentum."""
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it uses the previous update."""
+        return False
+
+    def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
+        """f(θ) for the eigenvalues θ of its subspace; only where `keeps_basis`."""
+        raise NotImplementedError
 
     def init(self, gradient: Tree) -> Any:
         """The state before the first call, for gradients shaped like this one."""
+        raise NotImplementedError
 
     def solve(self, system: System, state: Any) -> Solution:
-        """The direction, and the state for the next call."""
+        """The direction, and the state for the next call, which a non-finite number must never enter."""
+        raise NotImplementedError
 
 
 def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2, state: Any = None) -> Solution:
@@ -77,6 +107,10 @@ def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2
     checks.real_parameters(gradient)
     g = tree.to_working(gradient)
     state = solver.init(g) if state is None else state
-    system = System(lambda: in_dtypes_of(gradient, matvec), g, jnp.asarray(damping, tree.scalar_dtype(g)))
+
+    def curvature(part: Tree = None) -> MatVec:
+        return in_dtypes_of(gradient, matvec) if part is None else block_of(matvec, part, gradient)
+
+    system = System(curvature, g, jnp.asarray(damping, tree.scalar_dtype(g)))
     solution = solver.solve(system, state)
     return solution._replace(direction=tree.cast_like(solution.direction, gradient), subspace=None)

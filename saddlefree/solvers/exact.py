@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec
-from saddlefree.solvers.base import Solution, System
+from saddlefree.solvers.base import Solution, Solver, System, solved
 from saddlefree.tree import Scalar, Tree
 
 
@@ -26,7 +26,7 @@ class MovingAverage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class exact:
+class exact(Solver):
     """The dense Hessian, decomposed: P products, P² memory and P³ time for P parameters.
 
     Args:
@@ -77,6 +77,7 @@ class exact:
         """Decomposes the matrix and inverts it."""
         g, unravel = tree.ravel(system.gradient)
         H = dense(system.curvature(), g, unravel, self.chunk)
+        before = state
         if self.average:
             beta = jnp.asarray(self.average, H.dtype)
             state = MovingAverage(beta * state.matrix + (1 - beta) * H, beta * state.weight + (1 - beta))
@@ -91,7 +92,7 @@ class exact:
             "smallest_eigenvalue": values[0],
             "largest_eigenvalue": values[-1],
         }
-        return Solution(unravel(direction), stats, state)
+        return solved(unravel(direction), stats, state, before)
 
 
 def dense(matvec: MatVec, g: jax.Array, unravel: Callable[[jax.Array], Tree], chunk: int) -> jax.Array:

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 
 from saddlefree import checks, spectrum, tree
 from saddlefree.curvature import MatVec
-from saddlefree.solvers.base import Solution, Subspace, System
+from saddlefree.solvers.base import Solution, Solver, Subspace, System, solved
 from saddlefree.tree import Tree
 
 Form = Literal["abs", "sqrt"]
 
 
 @dataclasses.dataclass(frozen=True)
-class lanczos:
+class lanczos(Solver):
     """The best direction from m products: an orthonormal Krylov basis of H and g, and f of the small matrix.
 
     Args:
@@ -74,6 +74,11 @@ class lanczos:
         """Whether its solutions have a subspace, in which every λ can be tried."""
         return not self.two_pass
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it uses the previous update."""
+        return self.memory > 0
+
     def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
         """f(θ), and 0 where that would be 1/0."""
         return tree.reciprocal(jnp.abs(values) + damping if self.damping_form == "abs" else jnp.hypot(values, damping))
@@ -93,7 +98,7 @@ class lanczos:
         )
 
     def _one_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
-        g, damping = system.gradient, system.damping
+        g, damping, before = system.gradient, system.damping, state
         stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
         basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=self.memory)
         matrix = jnp.pad(T.dense(), (0, self.memory))
@@ -106,7 +111,7 @@ class lanczos:
         weights = self.weights(values, damping)
         coordinates = (vectors @ (weights * vectors[0]))[:steps]
         stats = self._stats(values, vectors, products + self.memory, _last_share(coordinates, products))
-        return Solution(subspace.combine(weights), stats, state, subspace)
+        return solved(subspace.combine(weights), stats, state, before, subspace)
 
     def _two_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
         g = system.gradient

@@ -19,12 +19,12 @@ import numpy as np
 from saddlefree import checks, tree
 from saddlefree.acceleration import Accelerator
 from saddlefree.scale import Scale, lanczos_bound
-from saddlefree.solvers.base import Solution, System
+from saddlefree.solvers.base import Solution, Solver, System, solved
 from saddlefree.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class series:
+class series(Solver):
     """The first K terms of the series, on request extrapolated by an accelerator.
 
     It takes 2(K − 1) products beyond those of the scale. Without acceleration three vectors are alive whatever K is,
@@ -106,7 +106,7 @@ class series:
         limit = total if accelerator is None else accelerator.limit(table)
         products = measured.products + 2 * (self.num_terms - len(powers))
         stats = {"products": jnp.asarray(products, jnp.int32), "scale": V}
-        return Solution(tree.scale(1 / jnp.sqrt(V), limit), stats, measured.state)
+        return solved(tree.scale(1 / jnp.sqrt(V), limit), stats, measured.state, state)
 
 
 LARGEST_DELTA = 100.0

@@ -1,0 +1,45 @@
+"""The spectral density against eigenvalues."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import symmetric
+
+import saddlefree as sf
+
+
+def test_moments_are_those_of_the_eigenvalues(x64):
+    """∫ hᵏ ρ(h) dh = Σ hᵏ/P, up to the sampling error of random starts; outliers are found exactly."""
+    rng = np.random.default_rng(0)
+    h = np.concatenate([rng.normal(size=200) * 0.1, [5.0, -3.0]])
+    H = jnp.asarray(symmetric(rng, h))
+    density = sf.spectral_density(lambda v: H @ v, jnp.zeros(202), num_products=60, num_samples=20)
+    assert jnp.sum(density.weights) == pytest.approx(1.0)
+    assert jnp.max(density.values) == pytest.approx(5.0)
+    assert jnp.min(density.values) == pytest.approx(-3.0)
+    for power in (1, 2, 4):
+        moment = jnp.sum(density.weights * density.values**power)
+        np.testing.assert_allclose(moment, np.mean(h**power), atol=0.25 * np.mean(np.abs(h) ** power))
+    grid = jnp.linspace(-6.0, 8.0, 2000)
+    assert jnp.trapezoid(density.smooth(grid, 0.05), grid) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_plot_draws_on_the_axes_it_is_given():
+    class Axes:
+        def semilogy(self, x, y, **style):
+            self.x, self.y, self.style = x, y, style
+
+        def set(self, **labels):
+            self.labels = labels
+
+    axes = Axes()
+    sf.spectral_density(lambda v: jnp.linspace(-1.0, 2.0, 30) * v, jnp.zeros(30), num_products=10).plot(axes, color="k")
+    assert axes.x.shape == axes.y.shape
+    assert axes.style == {"color": "k"}
+    assert axes.labels["xlabel"] == "eigenvalue of H"
+
+
+@pytest.mark.parametrize("name", ["num_products", "num_samples"])
+def test_bad_input(name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number ≥ 1, got 0"):
+        sf.spectral_density(lambda v: v, jnp.zeros(3), **{name: 0})
