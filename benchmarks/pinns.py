@@ -11,6 +11,7 @@ pairs on the boundary; the residual enters the loss as it is.
 
 import argparse
 import os
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 import optax
 
 import saddlefree as sf
-from benchmarks.record import write
+from benchmarks.record import read, write
 
 CHUNK = 10
 Problem = tuple[Callable, Callable, Any]
@@ -144,6 +145,27 @@ def adam(rate: float, problem: Problem, budget: float) -> optax.GradientTransfor
     return optax.adam(optax.cosine_decay_schedule(rate, int(budget / (time.process_time() - begin) * 20 * CHUNK)))
 
 
+def figure(rows: list[dict]) -> None:
+    """Draws loss against time, the median over seeds and each seed, into docs/figures."""
+    from matplotlib.figure import Figure
+
+    names = [name for name in PROBLEMS if any(row["problem"] == name for row in rows)]
+    fig = Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    panels = np.atleast_1d(fig.subplots(1, len(names)))
+    for panel, name in zip(panels, names, strict=True):
+        mine = [row for row in rows if row["problem"] == name]
+        for number, optimiser in enumerate(dict.fromkeys(row["optimiser"] for row in mine)):
+            runs = [row["history"] for row in mine if row["optimiser"] == optimiser]
+            seconds, losses = [h["seconds"] for h in runs[0]], np.array([[h["loss"] for h in run] for run in runs])
+            panel.loglog(seconds, np.median(losses, 0), color=f"C{number}", label=optimiser)
+            panel.loglog(seconds, losses.T, color=f"C{number}", alpha=0.25, linewidth=0.8)
+        panel.set(title=name, xlabel="seconds of one core")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("loss")
+    panels[0].legend(fontsize=8)
+    fig.savefig(pathlib.Path(__file__).parent.parent / "docs" / "figures" / "pinns.png", dpi=150)
+
+
 def main() -> None:
     """Prints a line for each run and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,11 +176,10 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     short, long = options.seconds
     marks = sorted({short, long, *np.geomspace(short / 20, long, 16).round(1).tolist()})
-    rows, tried = [], {}
+    rows = []
     for name in options.problems:
         first = PROBLEMS[name](0)
         rates = {rate: run(adam(rate, first, short), first, [short])[-1]["loss"] for rate in (1e-3, 5e-3)}
-        tried[name] = {str(rate): loss for rate, loss in rates.items()}
         rate = min(rates, key=rates.__getitem__)
         print(name, "Adam's rates", rates, flush=True)
         for seed in range(options.seeds):
@@ -173,7 +194,9 @@ def main() -> None:
                 rows.append({"problem": name, "seed": seed, "optimiser": optimiser, "history": history})
                 ends = [h for h in history if h["seconds"] in (short, long)]
                 print(name, seed, optimiser, ends, flush=True)
-        write("pinns", {"adam_rates": tried, "rows": rows})
+            others = [row for row in read("pinns", []) if row["problem"] not in options.problems]
+            write("pinns", others + rows)
+    figure(read("pinns", []))
 
 
 if __name__ == "__main__":

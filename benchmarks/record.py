@@ -21,6 +21,12 @@ def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def read(name: str, otherwise: Any) -> Any:
+    """The figures of an earlier run, or `otherwise` where there is none."""
+    path = pathlib.Path(__file__).parent / "results" / f"{name}.json"
+    return json.loads(path.read_text())["figures"] if path.exists() else otherwise
+
+
 def write(name: str, figures: Any) -> None:
     """Writes benchmarks/results/NAME.json, with the versions that the figures were measured with."""
     path = pathlib.Path(__file__).parent / "results" / f"{name}.json"

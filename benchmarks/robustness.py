@@ -40,11 +40,24 @@ def adaptive(rng: np.random.Generator, solver: Any) -> optax.GradientTransformat
     return sf.adaptive_saddle_free_newton(solver, log_uniform(rng, 1e-8, 10))
 
 
+def low_rank(rng: np.random.Generator) -> optax.GradientTransformation:
+    """Learning rate and damping of the paper's "Ours"; rank, period, average and metric at random."""
+    solver = sf.low_rank(
+        int(rng.integers(1, 21)),
+        int(rng.integers(1, 101)),
+        averaging=float(rng.uniform(0, 0.99)),
+        metric=str(rng.choice(["identity", "adam"])),  # type: ignore[arg-type]
+    )
+    return sf.saddle_free_newton(log_uniform(rng, 1e-3, 5), damping=log_uniform(rng, 1e-8, 1), solver=solver)
+
+
 KINDS = {
     "series": (300, lambda rng: fixed(rng, paper_series(rng))),
     "series-adaptive": (300, lambda rng: adaptive(rng, paper_series(rng))),
     "lanczos": (300, lambda rng: fixed(rng, sf.lanczos(int(rng.integers(1, 21))))),
     "lanczos-adaptive": (300, lambda rng: adaptive(rng, sf.lanczos(int(rng.integers(1, 21)), "sqrt", memory=1))),
+    "low-rank": (300, lambda rng: low_rank(rng)),
+    "blockwise": (300, lambda rng: fixed(rng, sf.blockwise(sf.lanczos(int(rng.integers(1, 11)))))),
     "exact": (50, lambda rng: fixed(rng, sf.exact())),
 }
 
@@ -72,11 +85,14 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=int, default=100, help="random configurations of each kind (exact: a twentieth)"
     )
-    draws = parser.parse_args().draws
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    options = parser.parse_args()
+    draws = options.draws
     x, y = energy()
     batch = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     rows = []
-    for name, (steps, make) in KINDS.items():
+    for name in options.kinds:
+        steps, make = KINDS[name]
         rng, tally = np.random.default_rng(0), collections.Counter()
         number = max(draws // 20, 1) if name == "exact" else draws
         for draw in range(number):

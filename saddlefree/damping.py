@@ -157,7 +157,7 @@ class damping_search(_Learned):
     """
 
     initial: Number = 1e-2
-    spread: float = 4.0
+    spread: float = 2.0
     reach: int = 2
     minimum: float = 1e-10
     maximum: float = 1e6
