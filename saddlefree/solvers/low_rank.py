@@ -57,7 +57,8 @@ class low_rank(Solver):
       unroll: products in one turn of the compiled loop, or True for no loop at all.
 
     A refresh starts Lanczos from the averaged gradient and the old basis together, so that what was found once is found
-    again and sharpened. Under `vmap`, a refresh of one is paid for by all.
+    again and sharpened. Under `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`,
+    keeps them in step.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([10.0, -4.0, 0.0]))
