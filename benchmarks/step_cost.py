@@ -5,6 +5,7 @@
 """
 
 import os
+from statistics import median
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ def main() -> None:
             False,
         ),
     }
-    rows = []
+    runs = {}
     for name, (optimiser, other_batch) in optimisers.items():
         tx = optax.with_extra_args_support(optimiser)
         extra = {"curvature_fn": lambda params: loss(params, large)} if other_batch else {}
@@ -71,9 +72,12 @@ def main() -> None:
             updates, state = tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, **extra)
             return (optax.apply_updates(params, updates), state), None
 
-        run = jax.jit(lambda params, tx=tx, step=step: jax.lax.scan(step, (params, tx.init(params)), (x, y))[0][0])
-        time = seconds(run, params, repeats=5) / STEPS
-        rows.append({"optimiser": name, "milliseconds": 1e3 * time})
+        runs[name] = jax.jit(
+            lambda params, tx=tx, step=step: jax.lax.scan(step, (params, tx.init(params)), (x, y))[0][0]
+        )
+    # In turns, so that a change of the machine's load meets all of them.
+    rounds = [{name: seconds(run, params, repeats=1) for name, run in runs.items()} for _ in range(5)]
+    rows = [{"optimiser": name, "milliseconds": 1e3 * median(r[name] for r in rounds) / STEPS} for name in runs]
     for row in rows:
         row["over_adam"] = row["milliseconds"] / rows[0]["milliseconds"]
         print(f"{row['optimiser']:<54}{row['milliseconds']:8.2f} ms{row['over_adam']:8.2f} × Adam")
