@@ -18,7 +18,7 @@ from saddlefree.diagnostics import diagnostics
 from saddlefree.escape import escape
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
-from saddlefree.solvers.base import Solution, solve
+from saddlefree.solvers.base import Solution, Solver, solve
 from saddlefree.solvers.blockwise import blockwise
 from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
@@ -28,6 +28,7 @@ from saddlefree.step import adaptive_step, fixed_step
 
 __all__ = [
     "Solution",
+    "Solver",
     "accelerate",
     "adaptive_saddle_free_newton",
     "adaptive_step",
