@@ -21,6 +21,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.step_cost
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
+	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.energy)
 
 docs: .venv/docs.stamp
 	$(BIN)/mkdocs build --strict

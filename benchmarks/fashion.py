@@ -2,7 +2,7 @@
 
 Twenty random configurations each, one seed, by the validation loss (the last 10,000 training images) after five epochs;
 then the best one over three seeds. Learning rates decay to zero for all, linearly. Seconds are those of training alone:
-compiling and evaluating are not counted. Needs kfac-jax (`pip install kfac-jax`) and the four official files in
+compiling and evaluating are not counted. Needs kfac-jax (of the extra `lab`) and the four official files in
 SADDLEFREE_DATA/fashion-mnist or where Debian's dataset-fashion-mnist puts them. Takes ten minutes.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 import optax
 
 import saddlefree as sf
-from benchmarks.record import write
+from benchmarks.mlp import logits, loss, network
+from benchmarks.record import log_uniform, write
 
 EPOCHS, BATCH = 5, 200
 PLACES = (pathlib.Path(os.environ.get("SADDLEFREE_DATA", "data")), pathlib.Path("/usr/share/datasets"))
@@ -38,25 +39,6 @@ def images(name: str) -> np.ndarray:
     raise SystemExit(f"{name}-ubyte.gz not found: put it into SADDLEFREE_DATA/fashion-mnist, or install the package")
 
 
-def network(seed: int) -> list[tuple[jax.Array, jax.Array]]:
-    """Truncated normal weights of standard deviation 1/√fan-in, zero biases."""
-    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-    first, second = jax.random.split(jax.random.key(seed))
-    return [(init(first, (784, 50)), jnp.zeros(50)), (init(second, (50, 10)), jnp.zeros(10))]
-
-
-def logits(params: list, x: jax.Array) -> jax.Array:
-    """The network with ReLU."""
-    (w, b), (v, c) = params
-    return jax.nn.relu(x @ w + b) @ v + c
-
-
-def loss(params: list, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Cross-entropy."""
-    x, y = batch
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y))
-
-
 def data() -> dict[str, tuple[jax.Array, jax.Array]]:
     """50,000 images for training, 10,000 for validation, 10,000 for test, standardised by the first."""
     x, y = images("train-images-idx3").reshape(-1, 784) / 255, images("train-labels-idx1")
@@ -66,11 +48,6 @@ def data() -> dict[str, tuple[jax.Array, jax.Array]]:
     return {
         name: (jnp.asarray((a - mean) / std, jnp.float32), jnp.asarray(b, jnp.int32)) for name, (a, b) in parts.items()
     }
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    """A number whose logarithm is uniform."""
-    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def draw(name: str, rng: np.random.Generator) -> dict[str, float]:
@@ -174,7 +151,7 @@ def run(
     """Losses and training seconds after each epoch."""
     per_epoch = parts["train"][0].shape[0] // BATCH
     history, seconds = [], 0.0
-    carry = start(network(seed), config)
+    carry = start(network(jax.random.key(seed)), config)
     for number in range(EPOCHS):
         order = jax.random.permutation(jax.random.fold_in(jax.random.key(seed), number), parts["train"][0].shape[0])
         indices = order[: per_epoch * BATCH].reshape(per_epoch, BATCH)

@@ -1,4 +1,4 @@
-"""What every benchmark needs: a clock that waits, and a file for its figures."""
+"""What every benchmark needs: a clock that waits, random numbers over decades, and a file for its figures."""
 
 import json
 import pathlib
@@ -8,6 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    """A number whose logarithm is uniform."""
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:

@@ -13,13 +13,8 @@ import numpy as np
 import optax
 
 import saddlefree as sf
-from benchmarks.record import write
+from benchmarks.record import log_uniform, write
 from benchmarks.uci_energy import energy, loss, network
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    """A number whose logarithm is uniform."""
-    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def paper_series(rng: np.random.Generator) -> sf.series:

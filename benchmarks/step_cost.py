@@ -8,31 +8,20 @@ import os
 from statistics import median
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import saddlefree as sf
+from benchmarks.mlp import loss, network
 from benchmarks.record import seconds, write
 
 STEPS = 200
 
 
-def loss(params: list[tuple[jax.Array, jax.Array]], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Cross-entropy."""
-    x, y = batch
-    (w, b), (v, c) = params
-    logits = jax.nn.relu(x @ w + b) @ v + c
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
-
-
 def main() -> None:
     """Prints time per step over Adam's."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    params = [
-        (jax.random.normal(keys[0], (784, 50)) / 28, jnp.zeros(50)),
-        (jax.random.normal(keys[1], (50, 10)) / 7, jnp.zeros(10)),
-    ]
-    x, y = jax.random.normal(keys[2], (STEPS, 200, 784)), jax.random.randint(keys[3], (STEPS, 200), 0, 10)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = network(keys[0])
+    x, y = jax.random.normal(keys[1], (STEPS, 200, 784)), jax.random.randint(keys[2], (STEPS, 200), 0, 10)
     large = x[:2].reshape(400, 784), y[:2].reshape(400)
     rank20 = sf.low_rank(rank=20, refresh_every=100)
     rank20_adam = sf.low_rank(rank=20, refresh_every=100, metric="adam")

@@ -53,6 +53,12 @@ def integer(name: str, value: Any, low: int) -> None:
         raise ValueError(f"{name} must be a whole number ≥ {low}, got {value!r}")
 
 
+def kind(name: str, value: Any, kind: type, what: str) -> None:
+    """Refuses a part that is not of its kind; `what` says what is expected."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {what}, got {value!r}")
+
+
 def unrolling(unroll: Any) -> None:
     """Refuses an `unroll` that is neither True nor a whole number ≥ 1."""
     if unroll is not True:

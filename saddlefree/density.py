@@ -24,6 +24,7 @@ class Density(NamedTuple):
 
     def plot(self, axes: Any, points: int = 1000, **style: Any) -> None:
         """Draws the density on Matplotlib `axes`, logarithmically, so that outliers are seen beside the bulk."""
+        checks.integer("points", points, low=2)
         low, high = float(jnp.min(self.values)), float(jnp.max(self.values))
         width = max(high - low, 1e-12) / 200
         grid = jnp.linspace(low - 10 * width, high + 10 * width, points, dtype=self.values.dtype)
@@ -53,7 +54,7 @@ def spectral_density(
     checks.integer("num_products", num_products, low=1)
     checks.integer("num_samples", num_samples, low=1)
     checks.real_parameters(like)
-    steps = min(num_products, max(tree.size(like), 1))
+    steps = spectrum.krylov_size(num_products, like)
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = tree.random_normal(key, tree.to_working(like))

@@ -6,7 +6,6 @@ one, it does not. Now and then a random vector is asked instead, which reaches e
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,6 @@ import jax.numpy as jnp
 from saddlefree import checks, spectrum, tree
 from saddlefree.curvature import MatVec
 from saddlefree.tree import Tree
-
-
-class EscapeState(NamedTuple):
-    """What the search for a way out remembers."""
-
-    key: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,24 +57,24 @@ class escape:
         checks.integer("num_products", self.num_products, low=1)
         checks.number("threshold", self.threshold, 0, 1)
 
-    def init(self) -> EscapeState:
+    def init(self) -> jax.Array:
         """The first key."""
-        return EscapeState(jax.random.PRNGKey(self.seed))
+        return jax.random.PRNGKey(self.seed)
 
     def leap(
-        self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, state: EscapeState, count: jax.Array
-    ) -> tuple[Tree, EscapeState]:
-        """The step out of the saddle, or 0."""
-        key, following = jax.random.split(state.key)
+        self, curvature: Callable[[], MatVec], gradient: Tree, damping: jax.Array, key: jax.Array, count: jax.Array
+    ) -> tuple[Tree, jax.Array]:
+        """The step out of the saddle, or 0, and the next key."""
+        key, following = jax.random.split(key)
         nothing = tree.zeros_like(gradient)
         leap = jax.lax.cond(
             count % self.every == 0, lambda: self._search(curvature(), gradient, damping, key), lambda: nothing
         )
-        return leap, EscapeState(following)
+        return leap, following
 
     def _search(self, matvec: MatVec, gradient: Tree, damping: jax.Array, key: jax.Array) -> Tree:
         start = tree.random_normal(key, gradient)
-        steps = min(self.num_products, max(tree.size(gradient), 1))
+        steps = spectrum.krylov_size(self.num_products, gradient)
         basis, T, _ = spectrum.lanczos_decomposition(matvec, start, steps)
         values, vectors = jnp.linalg.eigh(T.dense())
         v = spectrum.combine(basis, vectors[:, 0])

@@ -19,8 +19,8 @@ import optax
 from saddlefree import checks, tree
 from saddlefree.curvature import MatVec, block_of, hessian
 from saddlefree.damping import Damping, damping_search, fixed_damping, levenberg_marquardt
-from saddlefree.escape import escape
-from saddlefree.solvers.base import Solver, System
+from saddlefree.escape import escape as Escape  # noqa: N812 (the parameter `escape=` would hide it)
+from saddlefree.solvers.base import Solver, System, check_solver
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.step import Step, adaptive_step, fixed_step, predicted_change, reduction_ratio, search
 from saddlefree.tree import Number, Tree
@@ -63,7 +63,7 @@ def saddle_free_newton(
     weight_decay: Number = 0.0,
     max_increase: Number | None = None,
     frozen: Frozen = None,
-    escape: escape | None = None,
+    escape: Escape | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton with a given learning rate: x ← x − η (|H| + λI)⁻¹ g + μ·(previous update).
 
@@ -80,7 +80,7 @@ def saddle_free_newton(
 
     `update` takes `value_fn=`, a function of the parameters that returns the loss of this step's batch, and optionally
     `value=` and `grad=` (what is known already at the parameters), `curvature_fn=` (another function, whose Hessian is
-    used), `matvec=` (the product itself) and `refresh=` (an unbatched bool, for `low_rank`).
+    used), `matvec=` (the product itself) and `refresh=` (a bool, for `low_rank`).
 
     >>> import saddlefree as sf
     >>> loss = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # a saddle at 0, minima at (0, ±1)
@@ -93,6 +93,7 @@ def saddle_free_newton(
     >>> x.round(3)
     Array([0., 1.], dtype=float32)
     """
+    check_solver(solver)
     if solver.averages:
         checks.number("momentum beside a solver with an averaged gradient", momentum, 0, 0)
     rule: Any = damping if hasattr(damping, "learns") else fixed_damping(damping)
@@ -108,7 +109,7 @@ def adaptive_saddle_free_newton(
     weight_decay: Number = 0.0,
     max_increase: Number | None = 0.2,
     frozen: Frozen = None,
-    escape: escape | None = None,
+    escape: Escape | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself (the paper's Appendix A.4).
 
@@ -142,6 +143,7 @@ def adaptive_saddle_free_newton(
     >>> x.round(2)
     Array([1., 1.], dtype=float32)
     """
+    check_solver(solver)
     if damping is None:
         searches = step is None and solver.keeps_basis
         damping = damping_search(initial_damping) if searches else levenberg_marquardt(initial_damping)
@@ -169,6 +171,7 @@ def scale_by_saddle_free(
     >>> tx.update(jax.grad(loss)(x), tx.init(x), x, value_fn=loss)[0]
     Array([-0.5,  0.5], dtype=float32)
     """
+    check_solver(solver)
     rule = fixed_damping(damping)
 
     def init(params: Tree) -> ScaleBySaddleFreeState:
@@ -201,12 +204,14 @@ def _newton(
     weight_decay: Number,
     max_increase: Number | None,
     frozen: Frozen,
-    escape: escape | None,
+    escape: Escape | None,
 ) -> optax.GradientTransformationExtraArgs:
     """Puts the parts together; see the head of this file."""
     checks.number("weight_decay", weight_decay, 0)
     if max_increase is not None:
         checks.number("max_increase", max_increase, 0)
+    if escape is not None:
+        checks.kind("escape", escape, Escape, "None or escape(…)")
     trials: Any = getattr(damping, "trials", None)
     if trials and not solver.keeps_basis:
         raise ValueError(f"damping_search needs a solver that keeps its basis, such as lanczos(), got {solver}")

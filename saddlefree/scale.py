@@ -150,7 +150,7 @@ class lanczos_bound:
         """V from a short Lanczos run."""
         key, state = jax.random.split(state)
         # A space cannot have more dimensions than the parameters have entries.
-        steps = min(self.num_products, max(tree.size(gradient), 1))
+        steps = spectrum.krylov_size(self.num_products, gradient)
         _, T, _ = spectrum.lanczos_decomposition(matvec, tree.random_normal(key, gradient), steps, unroll)
         return Measurement(self.safety * spectrum.largest_magnitude(T) ** 2, state, steps)
 

@@ -91,6 +91,11 @@ def lanczos_decomposition(
     return basis, T._replace(off_diagonal=jnp.where(unmet, 0, T.off_diagonal)), count
 
 
+def krylov_size(num_products: int, start: Tree) -> int:
+    """`num_products`, or the dimension of the space where that is less: no more products are worth while."""
+    return min(num_products, max(tree.size(start), 1))
+
+
 def lanczos_coefficients(matvec: MatVec, start: Tree, num_products: int, unroll: int | bool = 1) -> Tridiagonal:
     """T alone, by the three-term recurrence: three vectors alive, orthogonality lost as Ritz values converge."""
     _, T = jax.lax.scan(_recurrence(matvec), _begin(start), None, length=num_products, unroll=unroll)

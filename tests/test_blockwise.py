@@ -94,6 +94,10 @@ def test_damping_search_on_all_blocks():
     ("make", "message"),
     [
         (lambda: sf.blockwise("lanczos"), "solver must be a solver such as lanczos"),
+        (lambda: sf.saddle_free_newton(solver="lanczos"), "solver must be a solver such as lanczos"),
+        (lambda: sf.adaptive_saddle_free_newton("lanczos"), "solver must be a solver such as lanczos"),
+        (lambda: sf.scale_by_saddle_free("lanczos"), "solver must be a solver such as lanczos"),
+        (lambda: sf.solve("lanczos", lambda v: v, jnp.ones(2)), "solver must be a solver such as lanczos"),
         (lambda: sf.blockwise(sf.lanczos(), group="layer"), "group must be a function .* got 'layer'"),
         (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.blockwise(sf.low_rank())), "momentum beside a solver"),
     ],

@@ -39,6 +39,14 @@ def test_plot_draws_on_the_axes_it_is_given():
     assert axes.labels["xlabel"] == "eigenvalue of H"
 
 
+def test_bad_width_and_points():
+    density = sf.spectral_density(lambda v: v, jnp.ones(3), num_products=2)
+    with pytest.raises(ValueError, match=r"width must be a number in \(0, inf\), got 0.0"):
+        density.smooth(jnp.zeros(3), 0.0)
+    with pytest.raises(ValueError, match="points must be a whole number ≥ 2, got 1"):
+        density.plot(None, points=1)
+
+
 @pytest.mark.parametrize("name", ["num_products", "num_samples"])
 def test_bad_input(name):
     with pytest.raises(ValueError, match=f"{name} must be a whole number ≥ 1, got 0"):

@@ -12,7 +12,7 @@ CURVATURES = jnp.concatenate([jnp.linspace(0.5, 2.0, 49), jnp.array([-0.3])])
 
 
 def saddle(x):
-    """A minimum in 49 directions, a maximum in one, with minima at ±1/√… beyond it."""
+    """A minimum in 49 directions, a maximum in one, with minima at ±√0.3 beyond it."""
     return 0.5 * jnp.sum(CURVATURES * x**2) + 0.25 * x[-1] ** 4
 
 
@@ -55,12 +55,12 @@ def test_no_leap_where_the_gradient_sees_negative_curvature_or_there_is_none():
 
 
 def test_every_so_many_steps():
-    state, count_products = sf.escape(every=3).init(), []
+    state, leapt = sf.escape(every=3).init(), []
     curvature = lambda: lambda v: -v  # noqa: E731
     for count in range(7):
         leap, state = sf.escape(every=3).leap(curvature, jnp.zeros(4), jnp.array(0.0), state, jnp.array(count))
-        count_products.append(bool(jnp.any(leap != 0)))
-    assert count_products == [True, False, False, True, False, False, True]
+        leapt.append(bool(jnp.any(leap != 0)))
+    assert leapt == [True, False, False, True, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,7 @@ def test_every_so_many_steps():
         (lambda: sf.escape(radius=0.0), r"radius must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.escape(every=0), "every must be a whole number ≥ 1, got 0"),
         (lambda: sf.escape(num_products=0), "num_products must be a whole number ≥ 1, got 0"),
+        (lambda: sf.saddle_free_newton(escape=True), r"escape must be None or escape\(…\), got True"),
         (lambda: sf.escape(threshold=2.0), r"threshold must be a number in \[0, 1\], got 2.0"),
     ],
 )

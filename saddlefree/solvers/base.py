@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, tree
-from saddlefree.curvature import MatVec, block_of, in_dtypes_of
+from saddlefree.curvature import MatVec, block_of
 from saddlefree.spectrum import combine
 from saddlefree.tree import Scalar, Tree
 
@@ -21,7 +21,7 @@ class System(NamedTuple):
     gradient: Tree
     damping: jax.Array
     previous: Tree = None  # the previous update, where there was one
-    refresh: Any = None  # an unbatched bool: whether what a solver refreshes now and then is due
+    refresh: Any = None  # a bool: whether what a solver refreshes now and then is due
 
 
 class Subspace(NamedTuple):
@@ -100,6 +100,11 @@ class Solver:
         raise NotImplementedError
 
 
+def check_solver(solver: Any) -> None:
+    """Refuses what is not a solver."""
+    checks.kind("solver", solver, Solver, "a solver such as lanczos(), or your own that inherits from Solver")
+
+
 def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2, state: Any = None) -> Solution:
     """One call of a solver: `direction` ≈ (|H| + λI)⁻¹ g, a saddle-free preconditioner for any purpose.
 
@@ -115,13 +120,14 @@ def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2
     >>> sf.solve(sf.exact(), lambda v: H @ v, jnp.array([1.0, 1.0]), damping=0.0).direction
     Array([0.5, 2. ], dtype=float32)
     """
+    check_solver(solver)
     checks.number("damping", damping, 0)
     checks.real_parameters(gradient)
     g = tree.to_working(gradient)
     state = solver.init(g) if state is None else state
 
     def curvature(part: Tree = None) -> MatVec:
-        return in_dtypes_of(gradient, matvec) if part is None else block_of(matvec, part, gradient)
+        return block_of(matvec, gradient if part is None else part, gradient)
 
     system = System(curvature, g, jnp.asarray(damping, tree.scalar_dtype(g)))
     solution = solver.solve(system, state)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import tree
-from saddlefree.solvers.base import Solution, Solver, Subspace, System
+from saddlefree.solvers.base import Solution, Solver, Subspace, System, check_solver
 from saddlefree.tree import Tree
 
 Path = tuple[Any, ...]
@@ -83,8 +83,7 @@ class blockwise(Solver):
     group: Callable[[Path], Hashable] = layer
 
     def __post_init__(self) -> None:
-        if not isinstance(self.solver, Solver):
-            raise ValueError(f"solver must be a solver such as lanczos(), got {self.solver!r}")
+        check_solver(self.solver)
         if not callable(self.group):
             raise ValueError(f"group must be a function from a leaf's path to its group, got {self.group!r}")
 

@@ -90,7 +90,7 @@ class lanczos(Solver):
     def solve(self, system: System, state: Tree) -> Solution:
         """Builds the basis and applies f to the small matrix."""
         matvec, g = system.curvature(), system.gradient
-        steps = min(self.num_products, max(tree.size(g), 1))
+        steps = spectrum.krylov_size(self.num_products, g)
         return (
             self._two_pass(matvec, system, steps, state)
             if self.two_pass
