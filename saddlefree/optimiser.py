@@ -29,7 +29,7 @@ Frozen = Tree | Callable[[Tree], Tree] | None
 """Which parameters stay as they are: a pytree of bools (or a prefix of one), or a function from parameters to it."""
 
 _DEFAULT = lanczos(num_products=10)
-_DEFAULT_ADAPTIVE = lanczos(num_products=20, damping_form="sqrt", memory=1)
+_DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
 
 
 class SaddleFreeState(NamedTuple):

@@ -143,31 +143,32 @@ def _alive(beta: jax.Array, removed: jax.Array) -> jax.Array:
 def extend(
     matvec: MatVec, basis: Tree, matrix: jax.Array, size: int, vectors: Tree, unroll: int | bool = 1
 ) -> tuple[Tree, jax.Array]:
-    """Adds stacked `vectors` to an orthonormal basis B of `size` and the spare room, and their products to BᵀAB.
-
-    A vector that lies in the span already becomes zero, and so does its row.
-    """
+    """Adds stacked `vectors` to an orthonormal basis B of `size` and the spare room, and their products to BᵀAB."""
 
     def add(carry: tuple[Tree, jax.Array], numbered: tuple[jax.Array, Tree]) -> tuple[tuple[Tree, jax.Array], None]:
         (basis, matrix), (j, v) = carry, numbered
-        length = tree.norm(v)
-        v = _orthogonal(basis, v)
-        # What is left of a vector in the span is rounding, a little more of it than in a product.
-        rest = tree.norm(v)
-        v = tree.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, tree.reciprocal(rest), 0), v)
-        w = matvec(v)
-        row = project(basis, w).at[j].set(tree.dot(v, w))
-        return (tree.put(basis, v, j), matrix.at[j].set(row).at[:, j].set(row)), None
+        basis, matrix, _ = join(matvec, basis, matrix, v, j)
+        return (basis, matrix), None
 
     places = size + jnp.arange(jax.tree.leaves(vectors)[0].shape[0])
     carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors), unroll=unroll)
     return carry
 
 
-def _orthogonal(basis: Tree, x: Tree) -> Tree:
-    """What of x is orthogonal to the basis."""
+def join(matvec: MatVec, basis: Tree, matrix: jax.Array, v: Tree, j: jax.Array) -> tuple[Tree, jax.Array, Tree]:
+    """Adds v as number j to an orthonormal basis B, zeros from there on, and its product to BᵀAB; returns that, too.
+
+    A vector that lies in the span already becomes zero, and so do its product and its row.
+    """
+    length = tree.norm(v)
     # Twice is enough (Parlett 1998): one sweep of Gram-Schmidt loses orthogonality by cancellation, two do not.
-    return _swept(basis, _swept(basis, x))
+    v = _swept(basis, _swept(basis, v))
+    # What is left of a vector in the span is rounding, a little more of it than in a product.
+    rest = tree.norm(v)
+    v = tree.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, tree.reciprocal(rest), 0), v)
+    w = matvec(v)
+    row = project(basis, w).at[j].set(tree.dot(v, w))
+    return tree.put(basis, v, j), matrix.at[j].set(row).at[:, j].set(row), w
 
 
 def _swept(basis: Tree, x: Tree) -> Tree:
@@ -175,12 +176,12 @@ def _swept(basis: Tree, x: Tree) -> Tree:
 
 
 def project(basis: Tree, x: Tree) -> jax.Array:
-    """Qᵀx: the coordinates of x in a stacked basis."""
+    """Qᵀx: the coordinates of x in a stacked basis, or of each vector of a stack, in columns."""
     dtype = tree.scalar_dtype(x)
 
     def coordinates(Q: jax.Array, a: jax.Array) -> jax.Array:
-        axes = tuple(range(a.ndim))
-        contracted = ((tuple(axis + 1 for axis in axes), axes), ((), ()))
+        axes = tuple(range(1, Q.ndim))
+        contracted = ((axes, tuple(axis + a.ndim - Q.ndim for axis in axes)), ((), ()))
         return jax.lax.dot_general(
             Q, a, contracted, precision="highest", preferred_element_type=dtype, out_sharding=tree.replication(a)
         )
@@ -190,7 +191,7 @@ def project(basis: Tree, x: Tree) -> jax.Array:
 
 
 def combine(basis: Tree, coordinates: jax.Array) -> Tree:
-    """Q y: the vector with coordinates y in a stacked basis."""
+    """Q y: the vector with coordinates y in a stacked basis, or a stack of them from the rows of y."""
     return jax.tree.map(lambda Q: jnp.tensordot(coordinates.astype(Q.dtype), Q, axes=1), basis)
 
 

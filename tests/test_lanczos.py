@@ -111,8 +111,10 @@ def test_bad_input():
         (lambda: sf.lanczos(tolerance=1.0), r"tolerance must be a number in \(0, 1\), got 1.0"),
         (
             lambda: sf.lanczos(tolerance=0.1, two_pass=True),
-            "two_pass keeps no basis: tolerance must be None and memory 0 beside it, got tolerance=0.1",
+            "two_pass keeps no basis: tolerance must be None, memory and recycle 0 beside it, got tolerance=0.1",
         ),
+        (lambda: sf.lanczos(recycle=-1), "recycle must be a whole number ≥ 0, got -1"),
+        (lambda: sf.lanczos(recycle=2, tolerance=0.1), "recycle takes all products: tolerance must be None beside it"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

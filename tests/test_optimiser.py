@@ -16,6 +16,7 @@ SOLVERS = {
     "series": sf.series(num_terms=5),
     "series-paper": sf.series(num_terms=7, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(initial=10.0)),
     "lanczos": sf.lanczos(num_products=5, memory=2),
+    "recycled": sf.lanczos(num_products=3, memory=1, recycle=6),
     "low-rank": sf.low_rank(rank=3, refresh_every=3, metric="adam", averaging=0.5, epsilon=1e-2),
     "blockwise": sf.blockwise(sf.lanczos(num_products=3, memory=1)),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),

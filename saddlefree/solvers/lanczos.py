@@ -4,21 +4,30 @@ m products give an orthonormal basis B of span{g, Hg, …, H^{m−1}g} and the s
 
     d(λ) = B f(A) Bᵀg = B S diag(f(θ)) Sᵀ Bᵀg,    f(θ) = 1/(|θ| + λ)  or  (θ² + λ²)^{−½},
 
-for every λ, without a new product. The series of as many products is a worse choice from the same space.
+for every λ, without a new product. The series of as many products is a worse choice from the same space. With `recycle`
+the space is a better one, preconditioned by what earlier steps learned of H (see `recycling`).
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, spectrum, tree
 from saddlefree.curvature import MatVec
+from saddlefree.solvers import recycling
 from saddlefree.solvers.base import Solution, Solver, Subspace, System, solved
 from saddlefree.tree import Tree
 
 Form = Literal["abs", "sqrt"]
+
+
+class LanczosState(NamedTuple):
+    """What is remembered; () where it is not asked for."""
+
+    updates: Tree  # those before the previous one
+    recycled: Any  # Ritz pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +40,8 @@ class lanczos(Solver):
         √2 times it, is smooth at h = 0 and converges in fewer products.
       memory: how many previous updates, ≥ 0, are added to the basis, one product each. The direction then holds the
         best momentum along with the best step; it takes effect in an optimiser, which knows the previous updates.
+      recycle: k ≥ 0, how many Ritz vectors are kept from call to call, k vectors more in memory. They precondition the
+        Krylov space, so that few products suffice where H changes slowly, as from step to step of an optimiser.
       tolerance: stop growing the basis when the last four vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
@@ -51,6 +62,7 @@ class lanczos(Solver):
     num_products: int = 10
     damping_form: Form = "abs"
     memory: int = 0
+    recycle: int = 0
     tolerance: float | None = None
     two_pass: bool = False
     unroll: int | bool = 1
@@ -60,12 +72,15 @@ class lanczos(Solver):
         if self.damping_form not in ("abs", "sqrt"):
             raise ValueError(f"damping_form must be 'abs' or 'sqrt', got {self.damping_form!r}")
         checks.integer("memory", self.memory, low=0)
+        checks.integer("recycle", self.recycle, low=0)
         if self.tolerance is not None:
             checks.number("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-        if self.two_pass and (self.tolerance is not None or self.memory):
+        if self.recycle and self.tolerance is not None:
+            raise ValueError(f"recycle takes all products: tolerance must be None beside it, got {self.tolerance!r}")
+        if self.two_pass and (self.tolerance is not None or self.memory or self.recycle):
             raise ValueError(
-                "two_pass keeps no basis: tolerance must be None and memory 0 beside it, "
-                f"got tolerance={self.tolerance!r}, memory={self.memory!r}"
+                "two_pass keeps no basis: tolerance must be None, memory and recycle 0 beside it, "
+                f"got tolerance={self.tolerance!r}, memory={self.memory!r}, recycle={self.recycle!r}"
             )
         checks.unrolling(self.unroll)
 
@@ -83,11 +98,14 @@ class lanczos(Solver):
         """f(θ), and 0 where that would be 1/0."""
         return tree.reciprocal(jnp.abs(values) + damping if self.damping_form == "abs" else jnp.hypot(values, damping))
 
-    def init(self, gradient: Tree) -> Tree:
-        """The updates before the previous one, as many as `memory` asks for."""
-        return tree.stack(gradient, self.memory - 1) if self.memory > 1 else ()
+    def init(self, gradient: Tree) -> LanczosState:
+        """Nothing to remember yet, and room for it."""
+        return LanczosState(
+            tree.stack(gradient, self.memory - 1) if self.memory > 1 else (),
+            recycling.nothing(gradient, self.recycle) if self.recycle else (),
+        )
 
-    def solve(self, system: System, state: Tree) -> Solution:
+    def solve(self, system: System, state: LanczosState) -> Solution:
         """Builds the basis and applies f to the small matrix."""
         matvec, g = system.curvature(), system.gradient
         steps = spectrum.krylov_size(self.num_products, g)
@@ -97,50 +115,58 @@ class lanczos(Solver):
             else self._one_pass(matvec, system, steps, state)
         )
 
-    def _one_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
-        g, damping, before = system.gradient, system.damping, state
-        stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
-        basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=self.memory)
-        matrix = jnp.pad(T.dense(), (0, self.memory))
-        if self.memory:
-            updates, state = self._remembered(system, state)
-            basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
+    def _one_pass(self, matvec: MatVec, system: System, steps: int, before: LanczosState) -> Solution:
+        g, damping = system.gradient, system.damping
+        updates, state = self._remembered(system, before)
+        if self.recycle:
+            space = recycling.krylov_space(matvec, g, updates, steps, before.recycled, damping, self.unroll)
+            state = state._replace(recycled=recycling.merged(before.recycled, space))
+            basis, matrix, products = space.basis, space.matrix, jnp.asarray(steps, jnp.int32)
+            projected = spectrum.project(basis, g)
+        else:
+            stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
+            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=self.memory)
+            matrix = jnp.pad(T.dense(), (0, self.memory))
+            if self.memory:
+                basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
+            projected = jnp.zeros_like(matrix[0]).at[0].set(tree.norm(g))
         values, vectors = jnp.linalg.eigh(matrix)
-        # Bᵀg = ‖g‖ e₁.
-        subspace = Subspace(basis, values, vectors, tree.norm(g) * vectors[0])
+        subspace = Subspace(basis, values, vectors, vectors.T @ projected)
         weights = self.weights(values, damping)
-        coordinates = (vectors @ (weights * vectors[0]))[:steps]
-        stats = self._stats(values, vectors, products + self.memory, _last_share(coordinates, products))
+        coordinates = (vectors @ (weights * subspace.slope))[:steps]
+        share = subspace.slope * tree.reciprocal(tree.norm(g))
+        stats = self._stats(values, share, products + self.memory, _last_share(coordinates, products))
         return solved(subspace.combine(weights), stats, state, before, subspace)
 
-    def _two_pass(self, matvec: MatVec, system: System, steps: int, state: Tree) -> Solution:
+    def _two_pass(self, matvec: MatVec, system: System, steps: int, state: LanczosState) -> Solution:
         g = system.gradient
         T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
         values, vectors = jnp.linalg.eigh(T.dense())
         coordinates = vectors @ (self.weights(values, system.damping) * vectors[0])
         direction = spectrum.lanczos_combination(matvec, g, tree.norm(g) * coordinates, self.unroll)
         products = jnp.asarray(2 * steps - 1, jnp.int32)
-        return Solution(direction, self._stats(values, vectors, products, _last_share(coordinates, steps)), state)
+        return Solution(direction, self._stats(values, vectors[0], products, _last_share(coordinates, steps)), state)
 
     def _stats(
-        self, values: jax.Array, vectors: jax.Array, products: jax.Array, error: jax.Array
+        self, values: jax.Array, share: jax.Array, products: jax.Array, error: jax.Array
     ) -> dict[str, jax.Array]:
+        """`share`: the coordinates of g/‖g‖ along the Ritz vectors."""
         return {
             "products": products,
             "error": error,
             "smallest_ritz": values[0],
             "largest_ritz": values[-1],
-            "negative_share": jnp.sum(jnp.where(values < 0, vectors[0] ** 2, 0)),
+            "negative_share": jnp.sum(jnp.where(values < 0, share**2, 0)),
         }
 
-    def _remembered(self, system: System, state: Tree) -> tuple[Tree, Tree]:
-        """The previous updates, the latest first, and those of them to remember."""
+    def _remembered(self, system: System, state: LanczosState) -> tuple[Tree, LanczosState]:
+        """The previous updates, the latest first, and the state with those of them to remember."""
         previous = tree.zeros_like(system.gradient) if system.previous is None else system.previous
         latest = jax.tree.map(lambda x: x[None], previous)
-        if self.memory == 1:
-            return latest, state
-        updates = jax.tree.map(lambda x, older: jnp.concatenate([x, older]), latest, state)
-        return updates, jax.tree.map(lambda x: x[:-1], updates)
+        if self.memory <= 1:
+            return latest if self.memory else tree.stack(previous, 0), state
+        updates = jax.tree.map(lambda x, older: jnp.concatenate([x, older]), latest, state.updates)
+        return updates, state._replace(updates=jax.tree.map(lambda x: x[:-1], updates))
 
     def _suffices(self, damping: jax.Array, tolerance: float) -> spectrum.Stop:
         """Whether the last of the first j coordinates of f(T)e₁ are small."""
