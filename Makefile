@@ -31,7 +31,7 @@ clean:
 
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --editable '.[dev,lab]'
 	touch $@
 
 .venv/docs.stamp: .venv/dev.stamp

@@ -1,0 +1,268 @@
+"""The command `saddlefree`: what the laboratory can do, from a shell."""
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+from rich.markup import escape
+
+from saddlefree.lab import compare as comparison
+from saddlefree.lab import data, optimisers, problems, report, studies
+from saddlefree.lab.display import CONSOLE, ERRORS, progress, table
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.paper import LABELS
+from saddlefree.lab.program import precision
+from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
+
+Changes = Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="NAME=VALUE")]
+_DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
+
+
+def seconds(text: str) -> float:
+    """A time such as `60s`, `5min` or `2h`.
+
+    >>> seconds("90"), seconds("1.5min")
+    (90.0, 90.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*(s|min|h)?", text.strip())
+    if not found or not float(found[1]):
+        raise UserError(f"a time must be a number > 0 with s, min or h after it, such as 60s or 5min, got {text!r}")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
+
+
+def pairs(texts: Sequence[str]) -> dict[str, str]:
+    """`name=value` pairs."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise UserError(f"--set must be name=value, such as learning_rate=0.01, got {text!r}")
+        found[name] = value
+    return found
+
+
+def list_problems(data_dir: str | None = None) -> None:
+    """Lists the problems, and whether their data is at hand.
+
+    Args:
+      data_dir: where data sets are looked for first.
+    """
+    rows = []
+    for name, entry in problems.PROBLEMS.items():
+        batch = "all" if entry.batch_size is None else str(entry.batch_size)
+        found = data.status(entry.data, data_dir) if entry.data else "needs none"
+        rows.append([name, entry.title, str(entry.epochs), batch, found])
+    table(["problem", "what", "epochs", "batch", "data"], rows)
+
+
+def list_optimisers() -> None:
+    """Lists the optimisers, what each is called in the paper, and their hyperparameters with defaults."""
+    rows = []
+    for name, entry in optimisers.OPTIMISERS.items():
+        settings = ", ".join(f"{key}={setting.default}" for key, setting in entry.settings.items())
+        rows.append([name, LABELS.get(name, ""), entry.about, settings])
+    table(["optimiser", "in the paper", "what", "hyperparameters"], rows)
+
+
+def train(
+    problem: tyro.conf.Positional[str],
+    optimiser: tyro.conf.Positional[str],
+    *,
+    seed: int = 0,
+    epochs: float | None = None,
+    budget: str | None = None,
+    batch_size: int | None = None,
+    set: Changes = [],  # noqa: B006 (the option's name; never changed)
+    out: pathlib.Path | None = None,
+    resume: bool = False,
+    checkpoint_every: str = "30s",
+    data_dir: str | None = None,
+) -> None:
+    """Trains once, with metrics of every step and checkpoints.
+
+    Args:
+      problem: one of `saddlefree problems`.
+      optimiser: one of `saddlefree optimisers`.
+      seed: of the initial parameters and the order of batches.
+      epochs: the problem's own number unless given.
+      budget: seconds of training in place of epochs, such as 60s or 5min.
+      batch_size: the optimiser's or the problem's own unless given.
+      set: a hyperparameter, such as learning_rate=0.01; may be repeated.
+      out: the folder for the results.
+      resume: go on from the last checkpoint in that folder.
+      checkpoint_every: the time between checkpoints.
+      data_dir: where data sets are looked for first.
+    """
+    entry = problems.find(problem)
+    changes: dict[str, Any] = pairs(set)
+    if batch_size is not None:
+        changes["batch_size"] = batch_size
+    values = optimisers.configured(optimiser, problem, changes)
+    epochs, limit = _positive("epochs", epochs, entry.epochs), None if budget is None else seconds(budget)
+    interval = seconds(checkpoint_every)
+    with precision(entry):
+        task = entry.load(data_dir)
+    plan = Plan(problem, optimiser, values, (seed,), epochs, limit)
+    config = {
+        "command": "train",
+        "title": entry.title,
+        "problem": problem,
+        "optimisers": {optimiser: values},
+        "seeds": [seed],
+        "epochs": epochs,
+        "budget": limit,
+        "test": entry.test,
+        "batch_size": {optimiser: values.get("batch_size") or entry.batch_size},
+        "plan": plan.record(),
+        **circumstances(task),
+    }
+    folder = out or pathlib.Path("runs") / f"{problem}-{optimiser}-{seed}"
+    open_folder(folder, config, resume)
+    with progress() as announce:
+        display = announce(f"{problem}, {optimiser}")
+        summary = run(plan, task, folder, every_step=True, checkpoint_every=interval, display=display)
+    losses = [f"{part} {_number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
+    CONSOLE.print(
+        f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}"
+    )
+    CONSOLE.print(f"{folder} holds the run; `saddlefree report {folder}` draws it", soft_wrap=True)
+
+
+def compare(
+    problem: tyro.conf.Positional[str],
+    *,
+    optimisers: str = _DEFAULT,
+    seeds: int = 3,
+    epochs: float | None = None,
+    budget: str | None = None,
+    set: Changes = [],  # noqa: B006
+    out: pathlib.Path | None = None,
+    resume: bool = False,
+    data_dir: str | None = None,
+) -> None:
+    """Trains with many optimisers and seeds, and writes tables, figures and a page.
+
+    Args:
+      problem: one of `saddlefree problems`.
+      optimisers: names with commas between.
+      seeds: how many of each.
+      epochs: the problem's own number unless given.
+      budget: seconds of training for each seed of each optimiser in place of epochs, such as 60s or 5min.
+      set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated.
+      out: the folder for the results.
+      resume: go on with the comparison in that folder.
+      data_dir: where data sets are looked for first.
+    """
+    names = [name.strip() for name in optimisers.split(",") if name.strip()]
+    changes: dict[str, dict[str, str]] = {}
+    for key, value in pairs(set).items():
+        name, _, setting = key.partition(".")
+        if name not in names or not setting:
+            raise UserError(f"--set must be optimiser.name=value with one of {', '.join(names)}, got {key!r}")
+        changes.setdefault(name, {})[setting] = value
+    if seeds < 1:
+        raise UserError(f"seeds must be a whole number ≥ 1, got {seeds}")
+    folder = out or pathlib.Path("runs") / f"compare-{problem}"
+    with progress() as announce:
+        summary = comparison.compare(
+            problem,
+            names,
+            folder,
+            seeds=seeds,
+            epochs=None if epochs is None else _positive("epochs", epochs, 1),
+            budget=None if budget is None else seconds(budget),
+            changes=changes,
+            data_dir=data_dir,
+            resume=resume,
+            announce=announce,
+        )
+    results = report.results(problem, summary["rows"])
+    rows = [[f"{cell.text} [dim]{cell.paper}[/]" if cell.paper else cell.text for cell in row] for row in results.rows]
+    table(results.columns, rows, results.caption)
+    _show_report(folder)
+
+
+def study(
+    name: tyro.conf.Positional[str],
+    *,
+    seeds: int | None = None,
+    steps: int | None = None,
+    out: pathlib.Path | None = None,
+    resume: bool = False,
+    data_dir: str | None = None,
+) -> None:
+    """Makes one of the paper's studies: saddle, truncation, accelerators or spectrum.
+
+    Args:
+      name: of the study.
+      seeds: how many; the study's own number unless given.
+      steps: how many; the study's own number unless given.
+      out: the folder for the results.
+      resume: go on with the study in that folder.
+      data_dir: where data sets are looked for first.
+    """
+    folder = out or pathlib.Path("runs") / f"study-{name}"
+    with progress() as announce:
+        studies.study(name, folder, seeds=seeds, steps=steps, data_dir=data_dir, resume=resume, announce=announce)
+    _show_report(folder)
+
+
+def show_report(folder: tyro.conf.Positional[pathlib.Path]) -> None:
+    """Writes tables and figures of a result folder, and one self-contained page of them.
+
+    Args:
+      folder: that train, compare or study wrote.
+    """
+    _show_report(folder)
+
+
+def _show_report(folder: pathlib.Path) -> None:
+    CONSOLE.print(f"report: {report.write(folder)}", soft_wrap=True)
+
+
+def _positive(name: str, value: float | None, default: float) -> float:
+    if value is not None and not 0 < value < float("inf"):
+        raise UserError(f"{name} must be a number > 0, got {value}")
+    return default if value is None else value
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else report.number(value)
+
+
+COMMANDS = {
+    "problems": list_problems,
+    "optimisers": list_optimisers,
+    "train": train,
+    "compare": compare,
+    "study": study,
+    "report": show_report,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command. An error that the user can mend is one line and exit code 2."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,  # type: ignore[arg-type]
+            prog="saddlefree",
+            description="Saddle-free Newton for JAX: problems, runs, comparisons and reports.",
+            args=arguments,
+        )
+    except UserError as error:
+        _end(str(error), 2)
+    except Interrupted as error:
+        _end(str(error), error.code)
+    except KeyboardInterrupt:
+        _end("interrupted", 130)
+    except OSError as error:
+        _end(f"{error.filename or 'a file'}: {os.strerror(error.errno) if error.errno else error}; nothing is lost", 2)
+
+
+def _end(message: str, code: int) -> None:
+    ERRORS.print(f"[bold red]saddlefree:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    sys.exit(code)

@@ -1,0 +1,94 @@
+"""Files that a run leaves: lines of metrics, records in JSON, TensorBoard events. Each is whole or not there."""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from saddlefree.lab.errors import UserError
+
+
+def write_json(path: pathlib.Path, record: Any) -> None:
+    """Writes a record, or leaves the old one as it was."""
+    _replace(path, json.dumps(_finite(record), indent=2) + "\n")
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a record."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: is {path.parent} the folder of a run?") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}): restore it from a copy, or run again with another --out"
+        ) from None
+
+
+def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file. A last line that was cut is not one; any other damage is an error."""
+    if not path.exists():
+        return
+    *lines, _ = path.read_text().split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise UserError(f"{path}, line {number} is damaged: delete the line, or run again") from None
+
+
+def write_lines(path: pathlib.Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Writes a metrics file anew, or leaves the old one as it was; non-finite numbers become null."""
+    _replace(path, "".join(json.dumps(_finite(line)) + "\n" for line in lines))
+
+
+class Metrics:
+    """The metrics of one run: a line for each step or evaluation, in `metrics.jsonl` and as TensorBoard events."""
+
+    def __init__(self, folder: pathlib.Path, last_step: int, tensorboard: bool):
+        """Goes on after `last_step`; what was written of later steps is dropped."""
+        path = folder / "metrics.jsonl"
+        write_lines(path, [line for line in read_lines(path) if line["step"] <= last_step])
+        self._file = path.open("a")
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=last_step + 1) if tensorboard else None
+
+    def write(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Adds lines; non-finite numbers become null."""
+        for line in lines:
+            self._file.write(json.dumps(_finite(line)) + "\n")
+            if self._events is not None:
+                for name, value in line.items():
+                    if isinstance(value, float) and math.isfinite(value):
+                        self._events.add_scalar(name, value, line["step"])
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Returns when all lines are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Ends the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _finite(record: Any) -> Any:
+    if isinstance(record, dict):
+        return {name: _finite(value) for name, value in record.items()}
+    if isinstance(record, list | tuple):
+        return [_finite(value) for value in record]
+    return None if isinstance(record, float) and not math.isfinite(record) else record
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

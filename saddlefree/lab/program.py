@@ -1,0 +1,185 @@
+"""A method compiled for a task: it starts, advances and evaluates one seed, or several seeds at once.
+
+Steps run in one compiled loop whose length is an argument, so that the result does not depend on how a run is cut into
+pieces. K-FAC compiles itself, and a convolutional network is slow inside a loop on a CPU: these go step by step.
+"""
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.optimisers import Circumstances, Optimiser, Values
+from saddlefree.lab.problems import Problem
+from saddlefree.lab.task import Batch, Task, Tree
+
+LIMIT = 250
+"""The most steps in one call of `advance`."""
+_KNOWN = ("aux", "steps", "value")  # figures of a step that say nothing new
+
+
+@contextmanager
+def precision(problem: Problem) -> Iterator[None]:
+    """The numbers that a problem is computed with."""
+    with jax.enable_x64(problem.float64), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Program:
+    """Everything that one run computes.
+
+    Args:
+      problem, task: what is trained.
+      optimiser, values: how; `values` may hold a `batch_size`.
+      seeds: one, or several that are mapped together.
+      epochs: in the whole run.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        task: Task,
+        optimiser: Optimiser,
+        values: Values,
+        seeds: tuple[int, ...],
+        epochs: float,
+    ):
+        self._task, self._seeds = task, seeds
+        self.mapped = len(seeds) > 1
+        examples = jax.tree.leaves(task.parts["train"])[0].shape[0] if jax.tree.leaves(task.parts["train"]) else 1
+        size = values.get("batch_size") or problem.batch_size
+        if size is not None and size > examples:
+            raise UserError(f"batch_size must be at most the {examples} training examples, got {size}")
+        self.batch_size: int | None = None if size == examples else size
+        self._examples = examples
+        self.steps_per_epoch = examples // self.batch_size if self.batch_size else 1
+        self.steps = max(1, round(epochs * self.steps_per_epoch))
+        around = Circumstances(task, self.steps, self.batch_size is None, self.mapped)
+        try:
+            self._method = optimiser.build(values, around)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self._looped = self._method.traceable and not (problem.convolutional and jax.default_backend() == "cpu")
+        self._order: tuple[int, Any] = (-1, None)
+        parts = jax.tree.map(lambda x: x[: problem.evaluated] if problem.evaluated else x, task.parts)
+        evaluate = jax.jit(self._over_seeds(task.evaluate, (0, 0, None)))
+        self._evaluate = lambda state: evaluate(state.params, state.model_state, parts)
+        self.compile_seconds = 0.0
+        self._step: Any = None
+        self._loop: Any = None
+
+    def _over_seeds(self, fn: Any, axes: tuple) -> Any:
+        return jax.vmap(fn, axes) if self.mapped else fn
+
+    def start(self) -> Any:
+        """The state before the first step."""
+        train = self._task.parts["train"]
+        batch = jax.tree.map(lambda x: x[: self.batch_size], train) if self.batch_size else train
+
+        def begin(seed: Any) -> Any:
+            return self._method.init(*self._task.init(jax.random.key(seed)), seed, batch)
+
+        try:
+            if self.mapped:
+                return jax.jit(jax.vmap(begin))(jnp.asarray(self._seeds, jnp.int32))
+            return begin(self._seeds[0])
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def prepare(self, state: Any) -> None:
+        """Compiles, if that is not done yet; `compile_seconds` is the time it took."""
+        if self._loop is not None or self._step is not None:
+            return
+        begin = time.perf_counter()
+        if self._looped:
+            loop = self._over_seeds(self._turns, (0, None, None if self.batch_size is None else 0, None, None))
+            number = jnp.zeros((), jnp.int32)
+            arguments = state, self._task.parts["train"], self._epoch_order(0), number, number
+            self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
+        else:
+            self._step = jax.jit(self._method.step) if self._method.traceable else self._method.step
+            jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, 1))
+        jax.block_until_ready(self._evaluate(state))
+        self.compile_seconds = time.perf_counter() - begin
+
+    def advance(self, state: Any, step: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+        """`count` steps from number `step`, within one epoch; the old state is gone. Figures are (count[, seeds])."""
+        if not self._looped:
+            return jax.block_until_ready(self._one_by_one(state, step, count))
+        epoch, place = divmod(step, self.steps_per_epoch)
+        state, figures = jax.block_until_ready(
+            self._loop(state, self._task.parts["train"], self._epoch_order(epoch), jnp.int32(place), jnp.int32(count))
+        )
+        return state, {name: np.moveaxis(np.asarray(values), -1, 0)[:count] for name, values in figures.items()}
+
+    def evaluate(self, state: Any) -> dict[str, np.ndarray]:
+        """Losses and accuracy, for each seed where there are several."""
+        return {name: np.asarray(values) for name, values in self._evaluate(state).items()}
+
+    def _turns(self, state: Any, train: Batch, order: Any, place: jax.Array, count: jax.Array) -> tuple[Any, dict]:
+        shapes = jax.eval_shape(self._step_figures, state, self._batch(train, order, place))[1]
+        buffers = {name: jnp.zeros(LIMIT, figure.dtype) for name, figure in shapes.items()}
+
+        def turn(i: jax.Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
+            state, figures = carry
+            state, new = self._step_figures(state, self._batch(train, order, place + i))
+            return state, {name: figures[name].at[i].set(new[name]) for name in figures}
+
+        return jax.lax.fori_loop(0, count, turn, (state, buffers))
+
+    def _step_figures(self, state: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+        state, figures = self._method.step(state, batch)
+        return state, {name: figure for name, figure in figures.items() if name not in _KNOWN}
+
+    def _one_by_one(self, state: Any, step: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+        figures = []
+        for number in range(step, step + count):
+            epoch, place = divmod(number, self.steps_per_epoch)
+            batch = self._batch(self._task.parts["train"], self._epoch_order(epoch), place)
+            state, new = self._step(state, batch)
+            figures.append({name: np.asarray(figure) for name, figure in new.items() if name not in _KNOWN})
+        return state, {name: np.stack([row[name] for row in figures]) for name in figures[0]}
+
+    def _batch(self, train: Batch, order: Any, place: Any) -> Batch:
+        if self.batch_size is None:
+            return train
+        chosen = jax.lax.dynamic_slice_in_dim(order, place * self.batch_size, self.batch_size)
+        return jax.tree.map(lambda x: x[chosen], train)
+
+    def _epoch_order(self, epoch: int) -> Tree:
+        """The order of the examples in an epoch, for each seed."""
+        if self.batch_size is None:
+            return jnp.zeros(0, jnp.int32)
+        if self._order[0] != epoch:
+            seeds = jnp.asarray(self._seeds, jnp.int32)
+            orders = _orders(seeds, epoch, self._examples)
+            self._order = epoch, orders if self.mapped else orders[0]
+        return self._order[1]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _orders(seeds: jax.Array, epoch: int, examples: int) -> jax.Array:
+    def order(seed: jax.Array) -> jax.Array:
+        return jax.random.permutation(jax.random.fold_in(jax.random.key(seed), epoch), examples)
+
+    return jax.vmap(order)(seeds)
+
+
+def seconds_per_step(program: Program) -> float:
+    """Of a program with one seed, at its start, compiling apart; over at least 0.3 s or one epoch."""
+    state = program.start()
+    program.prepare(state)
+    count, elapsed, steps = 1, 0.0, 0
+    state, _ = program.advance(state, 0, 1)
+    while elapsed < 0.3:
+        count = min(2 * count, LIMIT, program.steps_per_epoch if program.steps_per_epoch > 1 else LIMIT)
+        begin = time.perf_counter()
+        state, _ = program.advance(state, 0, count)
+        elapsed, steps = elapsed + time.perf_counter() - begin, steps + count
+    return elapsed / steps

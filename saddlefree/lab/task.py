@@ -1,0 +1,77 @@
+"""A problem with its data loaded: what a run trains.
+
+The loss is a sum of terms, so that K-FAC can be told what each of them is.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Tree = Any
+Batch = Any
+
+
+class Term(NamedTuple):
+    """weight · mean of squared errors, or the cross-entropy where the targets are classes."""
+
+    outputs: jax.Array
+    targets: jax.Array
+    weight: float = 0.5
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the targets are classes."""
+        return jnp.issubdtype(self.targets.dtype, jnp.integer)
+
+    def mean(self) -> jax.Array:
+        """The mean over the batch."""
+        if self.classifies:
+            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(self.outputs, self.targets))
+        squares = jnp.square(self.outputs - self.targets).reshape(self.outputs.shape[0], -1)
+        return self.weight * jnp.mean(jnp.sum(squares, axis=1))
+
+
+Terms = Callable[[Tree, Tree, Batch, bool], tuple[list[Term], Tree]]
+"""(parameters, model state, batch, training) to the loss's terms and the new model state."""
+
+
+class Task(NamedTuple):
+    """The model, the loss and three parts of data, the same for every seed."""
+
+    init: Callable[[jax.Array], tuple[Tree, Tree]]  # key to (parameters, model state)
+    terms: Terms | None
+    parts: dict[str, Batch]  # train, val and test
+    source: str = "generated"
+    partial: str | None = None  # what of the data is missing
+    value: Callable[[Tree], jax.Array] | None = None  # a loss that is no sum of terms
+    error: Callable[[Tree, Batch], jax.Array] | None = None  # the test figure, where it is not the loss
+
+    def loss(self, params: Tree, model_state: Tree, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Tree, Any]]:
+        """As `saddlefree.training.make_step` calls it."""
+        if self.value is not None:
+            return self.value(params), (model_state, None)
+        terms, model_state = self.terms(params, model_state, batch, True)  # type: ignore[misc]
+        return _total(terms), (model_state, None)
+
+    def evaluate(self, params: Tree, model_state: Tree, parts: dict[str, Batch]) -> dict[str, jax.Array]:
+        """The losses on each part, and the accuracy on the test part where classes are predicted."""
+        figures = {}
+        for name, part in parts.items():
+            if self.value is not None:
+                figures[name] = self.value(params)
+            elif name == "test" and self.error is not None:
+                figures[name] = self.error(params, part)
+            else:
+                terms, _ = self.terms(params, model_state, part, False)  # type: ignore[misc]
+                figures[name] = _total(terms)
+                if name == "test" and terms[0].classifies:
+                    hits = jnp.argmax(terms[0].outputs, axis=-1) == terms[0].targets
+                    figures["accuracy"] = jnp.mean(hits.astype(jnp.float32))
+        return figures
+
+
+def _total(terms: list[Term]) -> jax.Array:
+    return sum((term.mean() for term in terms[1:]), terms[0].mean())
