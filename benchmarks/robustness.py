@@ -35,6 +35,11 @@ def adaptive(rng: np.random.Generator, solver: Any) -> optax.GradientTransformat
     return sf.adaptive_saddle_free_newton(solver, log_uniform(rng, 1e-8, 10))
 
 
+def recycled(rng: np.random.Generator) -> sf.lanczos:
+    """Up to twenty products and forty vectors that are kept."""
+    return sf.lanczos(int(rng.integers(1, 21)), "sqrt", memory=1, recycle=int(rng.integers(0, 41)))
+
+
 def low_rank(rng: np.random.Generator) -> optax.GradientTransformation:
     """Learning rate and damping of the paper's "Ours"; rank, period, average and metric at random."""
     solver = sf.low_rank(
@@ -50,7 +55,7 @@ KINDS = {
     "series": (300, lambda rng: fixed(rng, paper_series(rng))),
     "series-adaptive": (300, lambda rng: adaptive(rng, paper_series(rng))),
     "lanczos": (300, lambda rng: fixed(rng, sf.lanczos(int(rng.integers(1, 21))))),
-    "lanczos-adaptive": (300, lambda rng: adaptive(rng, sf.lanczos(int(rng.integers(1, 21)), "sqrt", memory=1))),
+    "lanczos-adaptive": (300, lambda rng: adaptive(rng, recycled(rng))),
     "low-rank": (300, lambda rng: low_rank(rng)),
     "blockwise": (300, lambda rng: fixed(rng, sf.blockwise(sf.lanczos(int(rng.integers(1, 11)))))),
     "exact": (50, lambda rng: fixed(rng, sf.exact())),

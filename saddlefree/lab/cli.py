@@ -180,7 +180,7 @@ def compare(
             resume=resume,
             announce=announce,
         )
-    results = report.results(problem, summary["rows"])
+    results = report.results(problem, summary["rows"], problems.find(problem).test)
     rows = [[f"{cell.text} [dim]{cell.paper}[/]" if cell.paper else cell.text for cell in row] for row in results.rows]
     table(results.columns, rows, results.caption)
     _show_report(folder)
@@ -191,6 +191,7 @@ def study(
     *,
     seeds: int | None = None,
     steps: int | None = None,
+    problem: str | None = None,
     out: pathlib.Path | None = None,
     resume: bool = False,
     data_dir: str | None = None,
@@ -201,13 +202,23 @@ def study(
       name: of the study.
       seeds: how many; the study's own number unless given.
       steps: how many; the study's own number unless given.
+      problem: what is trained, in truncation and spectrum.
       out: the folder for the results.
       resume: go on with the study in that folder.
       data_dir: where data sets are looked for first.
     """
     folder = out or pathlib.Path("runs") / f"study-{name}"
     with progress() as announce:
-        studies.study(name, folder, seeds=seeds, steps=steps, data_dir=data_dir, resume=resume, announce=announce)
+        studies.study(
+            name,
+            folder,
+            seeds=seeds,
+            steps=steps,
+            problem=problem,
+            data_dir=data_dir,
+            resume=resume,
+            display=announce(f"study {name}"),
+        )
     _show_report(folder)
 
 
@@ -266,3 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _end(message: str, code: int) -> None:
     ERRORS.print(f"[bold red]saddlefree:[/] {escape(message)}", soft_wrap=True, highlight=False)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ def progress() -> Iterator[Announce]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, console=ERRORS) as bars:
+    with Progress(*columns, console=ERRORS, disable=not ERRORS.is_terminal) as bars:
 
         def announce(text: str) -> Display:
             bar = bars.add_task(text, total=None, figures="compiling")

@@ -44,7 +44,7 @@ STYLE: Any = {
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f5be8", "#b88600", "#2e9bd6", "#a8456b")
 WIDTH = 23  # of a name in a figure, in letters
 DASHES = ("solid", "dashed", "dotted", "dashdot")
-LOSSES = {"train": "Training loss", "val": "Validation loss", "test": "Test loss"}
+LOSSES = ("train", "val", "test")
 QUANTITIES = {
     "damping": "Damping λ",
     "learning_rate": "Learning rate",
@@ -54,6 +54,7 @@ QUANTITIES = {
 }
 LINEAR: dict[str, Any] = {"momentum": {"linear": True}, "reduction_ratio": {"linear": True, "within": (-1, 2)}}
 BANDS = "Lines are medians over seeds; bands reach from the 16th to the 84th percentile of bootstrap medians."
+CUT = "What lies above three times the highest start is cut off."
 RANKS = "The lowest point of the median over seeds, with its standard error, and the mean rank over bootstrap samples."
 MARKDOWN = str.maketrans({"\\": "\\\\", "|": "\\|", "&": "&amp;", "<": "&lt;"})
 LATEX = str.maketrans(
@@ -125,8 +126,9 @@ def write(folder: pathlib.Path) -> pathlib.Path:
                 _require(folder / "summary.json", row, ROW)
         else:
             rows = [statistics.summarise(name, seeds) for name, seeds in runs.items()]
-        summary, tables = _sentence(config, rows), [_results(config["problem"], rows)]
-        sections = _sections(folder / "figures", runs)
+        test = config.get("test", "loss")
+        summary, tables = _sentence(config, rows, test), [results(config["problem"], rows, test)]
+        sections = _sections(folder / "figures", runs, _labels(test))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("saddlefree.lab"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -142,14 +144,45 @@ def write(folder: pathlib.Path) -> pathlib.Path:
 def number(value: float, digits: int = 3, like: float | None = None) -> str:
     """`value` to so many significant digits, written as is usual for a number of the size of `like`, or its own.
 
-    >>> number(0.0004941), number(0.0237), number(0.00012, 2, like=0.0237), number(881.8), number(0), number(math.inf)
-    ('4.94e-4', '0.0237', '0.00012', '882', '0', '∞')
+    >>> number(0.0004941), number(0.0237), number(0.00012, 2, like=0.0237), number(0.9997), number(0), number(math.inf)
+    ('4.94e-4', '0.0237', '0.00012', '1.00', '0', '∞')
     """
     if value == 0 or math.isinf(value):
         return "∞" if value else "0"
+    rounded = f"{value:.{digits - 1}e}"
     if 1e-2 <= abs(like or value) < 1e4:
-        return f"{value:.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
-    return _short(f"{value:.{digits - 1}e}")
+        return f"{value:.{max(digits - 1 - int(rounded.partition('e')[2]), 0)}f}"
+    return _short(rounded)
+
+
+def results(problem: str, rows: Sequence[Mapping[str, Any]], test: str = "loss") -> Table:
+    """The final values of each optimiser, with the paper's where it has them.
+
+    Args:
+      problem: its name.
+      rows: as `statistics.summarise` returns them.
+      test: what the test figure is.
+    """
+    accuracy = ["Accuracy, %"] if any("accuracy" in row for row in rows) else []
+    columns = ["Optimiser", *_labels(test).values(), *accuracy, "Best validation", "Diverged", "ms per step", "Seconds"]
+    lowest = {loss: min((row[loss] for row in rows if row[loss] is not None), default=math.nan) for loss in LOSSES}
+    table = Table("Final values: medians over seeds ± bootstrap errors", columns, [])
+    for row in rows:
+        name = row["optimiser"]
+        theirs = paper.RESULTS.get((problem, name))
+        cells = [Cell(name, paper.LABELS[name] if theirs else "")]
+        for loss in LOSSES:
+            beside = _plus_minus(*getattr(theirs, loss)) if theirs else ""
+            cells.append(Cell(_with_error(row, loss), beside, len(rows) > 1 and row[loss] == lowest[loss]))
+        figures = [_text(row.get("accuracy"), 100)] if accuracy else []
+        figures += [_text(row["best_val"]), f"{int(row['diverged'])} of {row['seeds']}"]
+        figures += [_text(row.get("seconds_per_step"), 1000), _text(row["seconds"])]
+        table.rows.append(cells + [Cell(figure) for figure in figures])
+    return table
+
+
+def _labels(test: str) -> dict[str, str]:
+    return {"train": "Training loss", "val": "Validation loss", "test": f"Test {test}"}
 
 
 def _short(text: str) -> str:
@@ -186,7 +219,7 @@ def _read_runs(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, dict[
     return {name: seeds for name, seeds in found.items() if seeds}
 
 
-def _sentence(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _sentence(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], test: str) -> Markup:
     """What was run, and what came out."""
     loss = "train" if all(row["test"] is None for row in rows) else "test"
     budget, seeds = config.get("budget"), len(config["seeds"])
@@ -195,10 +228,12 @@ def _sentence(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     start = f"{who} on {config['problem']}, {seeds} seed{'s' * (seeds > 1)}, {length}"
     finite = [row for row in rows if row[loss] is not None]
     if not finite:
-        return f"{start}: most seeds diverged."
+        return Markup("{}: most seeds diverged.").format(start)
     best = min(finite, key=lambda row: row[loss])
-    result = f"{LOSSES[loss].lower()} {_with_error(best, loss)}"
-    return f"{start}: {result}." if len(rows) == 1 else f"{start}: lowest median {result}, by {best['optimiser']}."
+    lowest, by = ("", "") if len(rows) == 1 else ("lowest median ", f", by {best['optimiser']}")
+    what = f"test {test}" if loss == "test" else "training loss"
+    figure = _with_error(best, loss)
+    return Markup('{}: {}{} <span class="number">{}</span>{}.').format(start, lowest, what, figure, by)
 
 
 def _with_error(row: Mapping[str, Any], loss: str) -> str:
@@ -215,26 +250,6 @@ def _plus_minus(median: float, error: float) -> str:
 
 def _text(value: Any, factor: float = 1) -> str:
     return "–" if value is None else number(factor * value) if isinstance(value, float) else str(value)
-
-
-def _results(problem: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The final values of each optimiser, with the paper's where it has them."""
-    accuracy = ["Accuracy, %"] if any("accuracy" in row for row in rows) else []
-    columns = ["Optimiser", *LOSSES.values(), *accuracy, "Best validation", "Diverged", "ms per step", "Seconds"]
-    lowest = {loss: min((row[loss] for row in rows if row[loss] is not None), default=math.nan) for loss in LOSSES}
-    table = Table("Final values: medians over seeds ± bootstrap errors", columns, [])
-    for row in rows:
-        name = row["optimiser"]
-        theirs = paper.RESULTS.get((problem, name))
-        cells = [Cell(name, paper.LABELS[name] if theirs else "")]
-        for loss in LOSSES:
-            beside = _plus_minus(*getattr(theirs, loss)) if theirs else ""
-            cells.append(Cell(_with_error(row, loss), beside, len(rows) > 1 and row[loss] == lowest[loss]))
-        figures = [_text(row.get("accuracy"), 100)] if accuracy else []
-        figures += [_text(row["best_val"]), f"{int(row['diverged'])} of {row['seeds']}"]
-        figures += [_text(row.get("seconds_per_step"), 1000), _text(row["seconds"])]
-        table.rows.append(cells + [Cell(figure) for figure in figures])
-    return table
 
 
 def _rows(table: Table, escape: Mapping[int, str], between: str) -> list[str]:
@@ -260,7 +275,7 @@ def _latex(table: Table) -> str:
     return "\n".join([*begin, r"  \midrule", *rows, r"  \bottomrule", r"\end{tabular}", ""])
 
 
-def _sections(folder: pathlib.Path, runs: Runs) -> list[Section]:
+def _sections(folder: pathlib.Path, runs: Runs, labels: Mapping[str, str]) -> list[Section]:
     """All figures of a training run or a comparison; those that nothing was measured for are left out."""
     styles = {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i // 4 % 4]} for i, name in enumerate(runs)}
     folder.mkdir(exist_ok=True)
@@ -269,26 +284,32 @@ def _sections(folder: pathlib.Path, runs: Runs) -> list[Section]:
         for loss in ("train", "test"):
             for x, along, pictures in (("seconds", "Wall time, s", time), ("step", "Steps", steps)):
                 if curves := statistics.curves(runs, x, loss):
-                    # One that diverges must not flatten the others.
-                    top = 3 * float(np.quantile([curve.median[0] for curve in curves.values()], 0.5, method="lower"))
-                    figure = _lines(curves, styles, along, within=(-math.inf, top))
-                    pictures.append(_save(figure, folder / f"{loss}-{x}", LOSSES[loss]))
+                    figure = _lines(curves, styles, along, within=(-math.inf, _top(curves.values())))
+                    pictures.append(_save(figure, folder / f"{loss}-{x}", labels[loss]))
             profiles = {name: statistics.profiles(seeds, "step", loss)[1] for name, seeds in runs.items()}
             profiles = {name: values for name, values in profiles.items() if values.size}
             if len(profiles) > 1:
                 figure = _ranks(statistics.rankings(profiles), styles)
-                ranking.append(_save(figure, folder / f"ranking-{loss}", LOSSES[loss]))
+                ranking.append(_save(figure, folder / f"ranking-{loss}", labels[loss]))
         for name, label in QUANTITIES.items():
             if curves := statistics.curves(runs, "step", name):
                 adaptive.append(_save(_lines(curves, styles, "Steps", **LINEAR.get(name, {})), folder / name, label))
     bands = BANDS if any(len(seeds) > 1 for seeds in runs.values()) else ""
     sections = [
-        Section("Loss against wall time", bands, time),
-        Section("Loss against steps", bands, steps),
+        Section("Loss against wall time", f"{bands} {CUT}", time),
+        Section("Loss against steps", f"{bands} {CUT}", steps),
         Section("Ranking", RANKS, ranking),
         Section("Adaptive quantities", bands, adaptive),
     ]
     return [section for section in sections if section.pictures]
+
+
+def _top(curves: Iterable[statistics.Curve]) -> float:
+    """Three times the highest start: what diverges must not flatten the rest, nor one that has at its first value."""
+    starts = sorted(float(curve.median[0]) for curve in curves)
+    if starts[(len(starts) - 1) // 2] <= 0:  # a loss that may be negative has no scale to cut at
+        return math.inf
+    return 3 * max(start for start in starts if start <= 1e3 * starts[(len(starts) - 1) // 2])
 
 
 def _lines(
@@ -333,7 +354,7 @@ def _ranks(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> F
         beside = f"{rank.rank:.1f}" + (f" ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else "")
         axes.text(1.03, row, beside, transform=axes.get_yaxis_transform(), verticalalignment="center")
     axes.text(1.03, -0.8, "mean rank", transform=axes.get_yaxis_transform(), verticalalignment="center", alpha=0.7)
-    axes.set(xlabel="Lowest median loss", xscale="log", ylim=(len(ranks) - 0.5, -0.5))
+    axes.set(xlabel="Lowest median", xscale="log", ylim=(len(ranks) - 0.5, -0.5))
     axes.set_yticks(range(len(ranks)), [textwrap.fill(name, WIDTH) for name in ranks])
     axes.grid(visible=False, axis="y")
     _label(axes.xaxis)

@@ -1,6 +1,7 @@
 """The page of a result folder, as text and in a browser."""
 
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,8 +146,9 @@ def test_in_a_browser_nothing_runs_and_a_phone_need_not_scroll(compared, tmp_pat
 
 
 def test_figures_stand_beside_the_page(compared):
-    shown = {f"{loss}-{x}": report.LOSSES[loss] for loss in ("train", "test") for x in ("seconds", "step")}
-    shown |= {f"ranking-{loss}": report.LOSSES[loss] for loss in ("train", "test")}
+    losses = {"train": "Training loss", "test": "Test loss"}
+    shown = {f"{loss}-{x}": losses[loss] for loss in losses for x in ("seconds", "step")}
+    shown |= {f"ranking-{loss}": losses[loss] for loss in losses}
     shown |= {name: report.QUANTITIES[name] for name in ("damping", "momentum", "reduction_ratio")}
     assert {path.stem for path in (compared / "figures").glob("*.png")} == set(shown)
     page = (compared / "report.html").read_text()
@@ -174,15 +177,16 @@ def test_tables_for_markdown_and_latex(compared):
 def test_training_run_of_one_seed(tmp_path):
     """Its lines name neither optimiser nor seed, a killed run has cut the last one, and the page is reproducible."""
     lines = [{k: v for k, v in line.items() if k != "seed"} for line in seed_lines(0.2)]
-    write_folder(tmp_path, {"mine": [lines]}, command="train", seeds=[7], budget=30.0)
+    write_folder(tmp_path, {"mine": [lines]}, command="train", seeds=[7], budget=30.0, test="relative error")
     (tmp_path / "summary.json").unlink()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "tr')
     first = report.write(tmp_path).read_text()
     page = Page(first)
     assert page.rows[1] == ["mine", "0.205", "0.615", "0.410", "90.0", "0.615", "0 of 1", "10.0", "0.400"]
-    assert "mine on uci-energy, 1 seed, 30 seconds: test loss 0.410." in page.text
+    assert "mine on uci-energy, 1 seed, 30 seconds: test relative error 0.410." in page.text
     assert page.tags.count("svg") == 4
+    assert page.text.count("Test relative error") == 3  # the table's and two figures'
     assert not {"Ranking", "Adaptive quantities"} & set(re.findall("<h2>(.*)</h2>", first))
     assert report.write(tmp_path).read_text() == first
 
@@ -256,3 +260,9 @@ def test_lines_are_seen_on_both_backgrounds(colour):
     light, dark = (luminance(background) for background in re.findall(r"--paper: (#\w+)", template))
     assert (light + 0.05) / (luminance(colour) + 0.05) >= 3
     assert (luminance(colour) + 0.05) / (dark + 0.05) >= 3
+
+
+@pytest.mark.parametrize(("starts", "top"), [([2, 1], 6), ([1, 1e9], 3), ([4, 1e9, math.inf, 1, 2], 12)])
+def test_what_diverges_does_not_flatten_the_rest(starts, top):
+    values = [np.array([start, 1e30]) for start in starts]
+    assert report._top([statistics.Curve(np.arange(2), median, median, median) for median in values]) == top

@@ -1,52 +1,52 @@
 """Appendix B.5: what each accelerator makes of the series, on random Hessians where the answer is known.
 
-H is symmetric, of standard normal entries, and g is too; the target is |H|⁻¹ g. The series is summed in float64 with
-V = 1.01 λmax(H²), so that it converges and every truncation is positive definite. An accelerator of order N at K reads
-the last of the first K partial sums. Medians over draws are shown.
+H has standard normal entries and is made symmetric, g is normal too, and the target is |H|⁻¹ g. The series is summed in
+float64 with V = 1.01 λmax(H²), so that it converges and grows towards its limit. At K an accelerator reads the last of
+the first K partial sums.
 """
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.acceleration import Accelerator, WeightedState
 from saddlefree.lab.report import COLOURS
 from saddlefree.lab.run import Display
-from saddlefree.lab.studies.base import Findings, save
+from saddlefree.lab.studies.base import Findings, Record, label, save
 from saddlefree.lab.task import Task
 from saddlefree.solvers.series import coefficients
 
 SIZE = 100
 MARGIN = 1.01
-PLAIN = "Plain series"
-ACCELERATORS = {
+PLAIN, ERRATIC = "Plain series", "Levin d⁽²⁾"
+ACCELERATORS: dict[str, Callable[[int], Accelerator]] = {
     "Shanks": sf.shanks,
     "Sablonnière": sf.sablonniere,
     "Levin t": sf.levin_t,
     "Padé": sf.pade,
     "Vector ρ": sf.vector_rho,
     "Topological ρ": sf.topological_rho,
-    "Levin d⁽²⁾": sf.levin_d2,
+    ERRATIC: sf.levin_d2,
 }
 ORDERS = (1, 2, 3, 4)
 DRAWN = (1, 2)
+SHOWN = (10, 30, 100, 300, 1000)
 LEAST = max(make(order).num_sums for make in ACCELERATORS.values() for order in ORDERS)
 
 
 class Curve(NamedTuple):
-    """How near an estimate is to the target, for each draw (first axis) and K."""
+    """How near estimates come to the target, for each draw (first axis) and each K."""
 
-    first: int  # K
+    first: int  # the first K
     cosine: np.ndarray
-    norm: np.ndarray  # ratio of 2-norms
+    norm: np.ndarray  # over the target's
 
 
 def draw(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,15 +65,15 @@ def plain(H: jax.Array, g: jax.Array, count: int) -> tuple[jax.Array, jax.Array]
     """The first terms of the series, and their partial sums."""
     V = MARGIN * jnp.max(jnp.square(jnp.linalg.eigvalsh(H)))
 
-    def turn(power: jax.Array, c_k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def advance(power: jax.Array, c_k: jax.Array) -> tuple[jax.Array, jax.Array]:
         return power - H @ (H @ power) / V, c_k * power
 
-    _, terms = jax.lax.scan(turn, g / jnp.sqrt(V), coefficients(count, jnp.zeros((), g.dtype)))
+    _, terms = jax.lax.scan(advance, g / jnp.sqrt(V), coefficients(count, jnp.zeros((), g.dtype)))
     return terms, jnp.cumsum(terms, axis=0)
 
 
 def limits(accelerator: Accelerator, terms: jax.Array, sums: jax.Array, g: jax.Array) -> jax.Array:
-    """The accelerated limit of each window of partial sums, the first window first."""
+    """The accelerated limit of each window of partial sums."""
     length = accelerator.num_sums
 
     def limit(first: jax.Array) -> jax.Array:
@@ -88,89 +88,85 @@ def limits(accelerator: Accelerator, terms: jax.Array, sums: jax.Array, g: jax.A
 
 
 def curves(seeds: int, steps: int, display: Display) -> dict[tuple[str, int], Curve]:
-    """(accelerator, order) to how near it comes; the plain series has order 0."""
-    found = {}
+    """By accelerator and order; the plain series has order 0."""
+    cases = [(name, order) for name in ACCELERATORS for order in ORDERS]
     with jax.enable_x64(True):
         H, g = (jnp.asarray(np.stack(parts)) for parts in zip(*map(draw, range(seeds)), strict=True))
         exact = np.asarray(jax.jit(jax.vmap(target))(H, g))
         terms, sums = jax.jit(jax.vmap(functools.partial(plain, count=steps)))(H, g)
-        found[PLAIN, 0] = _compare(np.asarray(sums), exact, 1)
-        cases = [(name, order) for name in ACCELERATORS for order in ORDERS]
+        found = {(PLAIN, 0): _compare(sums, exact, 1)}
         for number, (name, order) in enumerate(cases, 1):
             accelerator = ACCELERATORS[name](order)
             estimates = jax.jit(jax.vmap(functools.partial(limits, accelerator)))(terms, sums, g)
-            found[name, order] = _compare(np.asarray(estimates), exact, accelerator.num_sums)
+            found[name, order] = _compare(estimates, exact, accelerator.num_sums)
             display(number, len(cases), {})
     return found
 
 
-def _compare(estimates: np.ndarray, exact: np.ndarray, first: int) -> Curve:
-    norm = np.linalg.norm(estimates, axis=-1) / np.linalg.norm(exact, axis=-1, keepdims=True)
-    product = np.einsum("skp,sp->sk", estimates, exact) / np.sum(exact**2, axis=-1, keepdims=True)
-    return Curve(first, product / norm, norm)
+def _compare(estimates: jax.Array, exact: np.ndarray, first: int) -> Curve:
+    lengths = np.linalg.norm(exact, axis=-1, keepdims=True)
+    ratios = np.linalg.norm(estimates, axis=-1) / lengths
+    return Curve(first, np.einsum("skp,sp->sk", estimates, exact) / (ratios * lengths**2), ratios)
 
 
 def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
-    """Compares every accelerator of orders 1 to 4 at every K."""
-    steps = options["steps"]
-    found = curves(options["seeds"], steps, display)
-    lines, rows = [], []
-    marks = [K for K in (10, 30, 100, 300, 1000) if K < steps] + [steps]
+    """Compares all accelerators at all orders and K."""
+    seeds, steps = options["seeds"], options["steps"]
+    found = curves(seeds, steps, display)
+    shown = [K for K in SHOWN if steps > K] + [steps]
+    lines: list[Record] = []
+    rows: list[Record] = []
     for (name, order), curve in found.items():
-        cosine, norm = np.median(curve.cosine, axis=0), np.median(curve.norm, axis=0)
+        case = {"accelerator": name, "order": order}
+        medians = {"cosine": np.median(curve.cosine, axis=0), "norm": np.median(curve.norm, axis=0)}
         lines += [
-            {"accelerator": name, "order": order, "terms": curve.first + i, "cosine": float(c), "norm": float(n)}
-            for i, (c, n) in enumerate(zip(cosine, norm, strict=True))
+            {**case, "terms": K, **{key: float(values[K - curve.first]) for key, values in medians.items()}}
+            for K in range(curve.first, steps + 1)
         ]
-        behind = curve.cosine < found[PLAIN, 0].cosine[:, curve.first - 1 :]
-        rows.append(
-            {
-                "accelerator": name,
-                "order": order,
-                "cosine": {K: float(cosine[K - curve.first]) for K in marks},
-                "norm": {K: float(norm[K - curve.first]) for K in marks},
-                "behind": float(np.mean(behind)),
-            }
-        )
-    tables = [
+        at = {key: {K: float(values[K - curve.first]) for K in shown} for key, values in medians.items()}
+        behind = np.mean(curve.cosine < found[PLAIN, 0].cosine[:, curve.first - 1 :])
+        rows.append({**case, **at, "behind": float(behind)})
+    columns = ["Accelerator", "N", *(f"K = {K}" for K in shown)]
+    over = f"median over {seeds} random Hessians"
+    cosine, norm = f"Cosine with the exact direction, {over}", f"Norm over the exact norm, {over}"
+    tables: list[Record] = [
         {
-            "caption": caption + ", median over draws, of the first K terms",
-            "columns": ["Accelerator", "N", *(f"K = {K}" for K in marks), *more],
+            "caption": f"{cosine}; and how often, over all K, it is less than that of the plain series",
+            "columns": [*columns, "Behind, %"],
             "rows": [
-                [
-                    row["accelerator"],
-                    row["order"],
-                    *row[key].values(),
-                    *(f"{100 * row[name]:.1f}" for name in more.values()),
-                ]
+                [row["accelerator"], row["order"], *row["cosine"].values(), f"{100 * row['behind']:.1f}"]
                 for row in rows
             ],
-        }
-        for key, caption, more in (
-            ("cosine", "Cosine with the exact direction", {"Behind plain, %": "behind"}),
-            ("norm", "Norm over the exact norm", {}),
-        )
+        },
+        {
+            "caption": norm,
+            "columns": columns,
+            "rows": [[row["accelerator"], row["order"], *row["norm"].values()] for row in rows],
+        },
     ]
     figures = [
-        save(_figure(found, key, label), folder, key, f"{label}, N = 1 above and N = 2 below", 3)
-        for key, label in (("cosine", "Cosine with the exact direction"), ("norm", "Norm over the exact norm"))
+        save(_figure(found, "cosine", "Cosine"), folder, "cosine", cosine, columns=3),
+        save(_figure(found, "norm", "Ratio"), folder, "norm", norm, columns=3),
     ]
     return Findings(lines, {"size": SIZE, "margin": MARGIN, "rows": rows}, figures, tables)
 
 
-def _figure(found: Mapping[tuple[str, int], Curve], key: str, label: str) -> Figure:
+def _figure(found: Mapping[tuple[str, int], Curve], key: str, name: str) -> Figure:
     figure = Figure(figsize=(5, 6.4), layout="constrained")
     panels = figure.subplots(len(DRAWN), sharex=True, sharey=True)
     for axes, order in zip(panels, DRAWN, strict=True):
-        _line(axes, PLAIN, found[PLAIN, 0], key, color="black", linewidth=2.2)
-        for number, name in enumerate(ACCELERATORS):
-            dashes = "solid" if number < 4 else (0, (4, 1.5))
-            _line(axes, name, found[name, order], key, color=COLOURS[number], linestyle=dashes)
-        axes.set(ylabel=f"N = {order}", xscale="log", ylim=(0, 1.05))
+        # Where lines coincide, dashes on a solid line show both.
+        styles: dict[tuple[str, int], Record] = {
+            (accelerator, order): {"color": COLOURS[number], "linestyle": "solid" if number < 4 else (0, (4, 2))}
+            for number, accelerator in enumerate(ACCELERATORS)
+        }
+        # One that jumps from sign to sign must not hide the others.
+        styles[ERRATIC, order] |= {"linestyle": "solid", "linewidth": 0.5, "zorder": 1}
+        for case, style in ({(PLAIN, 0): {"color": "black", "linewidth": 2.4}} | styles).items():
+            values = np.median(getattr(found[case], key), axis=0)
+            axes.plot(np.arange(len(values)) + found[case].first, values, label=case[0], **style)
+        axes.axhline(1, color="black", linewidth=0.8, linestyle="dotted")
+        axes.set(ylabel=f"{name}, N = {order}", xscale="log", ylim=(0, 1.05))
+    label(panels[-1].xaxis)
     panels[-1].set_xlabel("Terms K")
     return figure
-
-
-def _line(axes: Axes, name: str, curve: Curve, key: str, **style: Any) -> None:
-    values = np.median(getattr(curve, key), axis=0)
-    axes.plot(np.arange(len(values)) + curve.first, values, label=name, **style)

@@ -6,33 +6,47 @@ from typing import Any, NamedTuple, Protocol
 
 from matplotlib.figure import Figure
 
+from saddlefree.lab import optimisers, problems
+from saddlefree.lab.program import Program
 from saddlefree.lab.run import Display
 from saddlefree.lab.task import Task
 
+GREY = "#888888"
 Record = dict[str, Any]
 
 
 class Findings(NamedTuple):
-    """What a study leaves, besides its figures."""
+    """What a study found."""
 
     lines: list[Record]  # the curves
     summary: Record  # the numbers
-    figures: list[Record]  # file and caption
-    tables: list[Record]  # caption, columns and rows
+    figures: list[Record]  # file and caption of each
+    tables: list[Record]  # caption, columns and rows of each
 
 
 class Compute(Protocol):
     """Computes, and draws into `folder`."""
 
     def __call__(self, folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
-        """`task` is the one of the option `problem`, or empty where there is no such option."""
+        """`task` is that of the option `problem`; without this option it is empty."""
+
+
+def epochs(problem: str, task: Task, optimiser: str, values: Mapping[str, Any], steps: int) -> float:
+    """How many epochs so many steps are."""
+    program = Program(problems.find(problem), task, optimisers.find(optimiser), values, (0,), epochs=1)
+    return steps / program.steps_per_epoch
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, caption: str, columns: int = 0) -> Record:
-    """Writes a figure as PNG and SVG, with the first axes' legend below in so many columns, and returns its entry."""
+    """Writes a figure as PNG and SVG, the first axes' legend below it in so many columns, and returns its record."""
     if columns:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
     figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
     figure.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
     return {"file": f"{name}.svg", "caption": caption}
+
+
+def label(axis: Any) -> None:
+    """Labels a logarithmic axis in plain text; Matplotlib's own labels are formulae."""
+    axis.set_major_formatter("{x:g}")
+    axis.minorticks_off()

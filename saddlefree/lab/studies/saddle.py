@@ -8,7 +8,6 @@ quadratic around its saddle at 0, with minima of −½ at u = 0, v = ±2. Newton
 Newton, exact or by the series, leaves it.
 """
 
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +21,12 @@ from matplotlib.figure import Figure
 import saddlefree as sf
 from saddlefree.lab.report import COLOURS
 from saddlefree.lab.run import Display
-from saddlefree.lab.studies.base import Findings, save
+from saddlefree.lab.studies.base import GREY, Findings, save
 from saddlefree.lab.task import Task
 
-ANGLE = math.radians(25)
-BASIS = np.array([[math.cos(ANGLE), -math.sin(ANGLE)], [math.sin(ANGLE), math.cos(ANGLE)]])
-"""The eigenvectors, as columns."""
-START, MINIMUM = BASIS @ [1.0, 0.4], BASIS @ [0.0, 2.0]
+ANGLE = 25.0
+CONVEX, CONCAVE = (np.array([np.cos(a), np.sin(a)]) for a in np.radians([ANGLE, ANGLE + 90]))
+START, MINIMUM = CONVEX + 0.4 * CONCAVE, 2 * CONCAVE
 EXACT = "Exact saddle-free Newton"
 METHODS = {
     "SGD": optax.sgd(0.3),
@@ -38,11 +36,12 @@ METHODS = {
         damping=0.1, solver=sf.series(num_terms=18, acceleration=sf.sablonniere(order=2))
     ),
 }
+SHOWN = (1, 3, 5, 10, 20)
 
 
 def loss(x: jax.Array) -> jax.Array:
-    """The surface over points whose coordinates lie along the first axis."""
-    u, v = jnp.tensordot(jnp.asarray(BASIS.T, x.dtype), x, axes=1)
+    """The surface, over one point or over many along further axes."""
+    u, v = jnp.tensordot(jnp.asarray([CONVEX, CONCAVE], x.dtype), x, axes=1)
     return u**2 - v**2 / 4 + v**4 / 32
 
 
@@ -65,69 +64,72 @@ def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, displa
     """Follows each method, and tells how far down it came."""
     steps = options["steps"]
     paths = {name: path(tx, steps) for name, tx in METHODS.items()}
-    losses = {name: [float(f) for f in loss(jnp.asarray(points.T))] for name, points in paths.items()}
+    losses = {name: np.asarray(loss(jnp.asarray(points.T))).tolist() for name, points in paths.items()}
     lines = [
-        {"method": name, "step": step, "x": float(x), "y": float(y), "train": losses[name][step]}
+        {"method": name, "step": step, "x": x, "y": y, "train": losses[name][step]}
         for name, points in paths.items()
-        for step, (x, y) in enumerate(points)
+        for step, (x, y) in enumerate(points.tolist())
     ]
-    shown = [step for step in (1, 3, 5, 10, 20) if step < steps] + [steps]
-    ends = {name: f"({points[-1][0]:.3f}, {points[-1][1]:.3f})" for name, points in paths.items()}
-    table = {
-        "caption": "Loss after so many steps, and where the path ends; the minimum is −0.5, the saddle 0",
-        "columns": ["Method", *(f"Step {step}" for step in shown), "Ends at"],
-        "rows": [[name, *(losses[name][step] for step in shown), ends[name]] for name in paths],
-    }
+    shown = [step for step in SHOWN if step < steps] + [steps]
     summary = {
-        "methods": {
-            name: {"losses": {step: losses[name][step] for step in shown}, "end": points[-1].tolist()}
-            for name, points in paths.items()
-        }
+        name: {"losses": {step: losses[name][step] for step in shown}, "end": points[-1].tolist()}
+        for name, points in paths.items()
+    }
+    table = {
+        "caption": "Loss after so many steps, and where the path ends; the saddle has 0, the minima have −0.5",
+        "columns": ["Method", *(f"Step {step}" for step in shown), "Ends at"],
+        "rows": [
+            [name, *found["losses"].values(), "({:.3f}, {:.3f})".format(*found["end"])]
+            for name, found in summary.items()
+        ],
     }
     figures = [
         save(_map(paths), folder, "paths", "First updates (arrows) and paths from one point next to a saddle", 2),
-        save(_losses(losses), folder, "losses", "Loss against steps", 2),
+        save(_descent(losses), folder, "losses", "Loss against steps", 2),
     ]
-    return Findings(lines, summary, figures, [table])
+    return Findings(lines, {"methods": summary}, figures, [table])
 
 
 def _style(number: int, name: str) -> dict[str, Any]:
     # The series lies on the exact path: a thin line on a thick one shows both.
-    return {"color": COLOURS[number], "label": name, "linewidth": 4.5 if name == EXACT else 1.4}
+    return {"color": COLOURS[number], "linewidth": 4.5 if name == EXACT else 1.4}
 
 
 def _map(paths: Mapping[str, np.ndarray]) -> Figure:
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figure = Figure(figsize=(5, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    grid = np.meshgrid(np.linspace(-1.7, 1.5, 200, dtype=np.float32), np.linspace(-0.9, 2.5, 200, dtype=np.float32))
-    heights = np.asarray(loss(jnp.stack([jnp.asarray(g) for g in grid])))
-    axes.contour(
-        *grid, heights, levels=np.linspace(-0.5, 1.5, 21), colors="#888888", linewidths=0.5, linestyles="solid"
-    )
-    for direction, label in ((BASIS[:, 0], "convex"), (BASIS[:, 1], "concave")):
-        axes.axline((0, 0), direction, color="#888888", linewidth=1, linestyle=(0, (6, 3)))
-        axes.annotate(label, 1.25 * direction if label == "convex" else -0.75 * direction)
+    grid = np.meshgrid(np.linspace(-1.7, 1.5, 161), np.linspace(-0.9, 2.5, 171))
+    heights = np.asarray(loss(jnp.asarray(grid, jnp.float32)))
+    axes.contour(*grid, heights, levels=np.arange(-0.45, 1.5, 0.1), colors=GREY, linewidths=0.5, linestyles="solid")
+    for name, along, place, angle in (
+        ("convex", CONVEX, 0.05 * CONCAVE - 1.2 * CONVEX, ANGLE),
+        ("concave", CONCAVE, 0.05 * CONVEX - 0.6 * CONCAVE, ANGLE - 90),
+    ):
+        axes.axline((0, 0), tuple(along), color=GREY, linewidth=1.2, linestyle="dashed")
+        axes.text(place[0], place[1], name, rotation=angle, rotation_mode="anchor", horizontalalignment="center")
     for number, (name, points) in enumerate(paths.items()):
         style = _style(number, name)
-        axes.plot(*points.T, "o-", alpha=0.6, markersize=0.8 * style["linewidth"] + 2, **style)
-    for number, (name, points) in enumerate(paths.items()):
-        width = _style(number, name)["linewidth"]
-        arrow = {"arrowstyle": "-|>", "color": COLOURS[number], "linewidth": width, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate("", points[1], points[0], arrowprops=arrow)
-    for point, marker, label in ((np.zeros(2), "X", "saddle"), (MINIMUM, "*", "minimum"), (START, "o", "start")):
+        axes.plot(*points.T, "o-", markersize=style["linewidth"] + 2, alpha=0.7, label=name, **style)
+        head = {"arrowstyle": "-|>", "mutation_scale": 10 + 2 * style["linewidth"], "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", tuple(points[1]), tuple(points[0]), arrowprops=head | style)
+    for name, point, marker, above in (
+        ("saddle", np.zeros(2), "X", -14),
+        ("minimum", MINIMUM, "*", 4),
+        ("start", START, "o", 4),
+    ):
         axes.plot(*point, marker, color="black", markersize=8, zorder=5)
-        axes.annotate(label, point, (8, -10), textcoords="offset points")
+        axes.annotate(name, tuple(point), (9, above), textcoords="offset points")
     axes.set(xlabel="x", ylabel="y", aspect="equal", xlim=(-1.7, 1.5), ylim=(-0.9, 2.5))
     axes.grid(visible=False)
     return figure
 
 
-def _losses(losses: Mapping[str, list[float]]) -> Figure:
+def _descent(losses: Mapping[str, list[float]]) -> Figure:
     figure = Figure(figsize=(5, 3.8), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, values) in enumerate(losses.items()):
-        axes.plot(values, **_style(number, name))
-    axes.axhline(-0.5, color="#888888", linewidth=0.8, linestyle="dotted")
+        axes.plot(values, label=name, **_style(number, name))
+    axes.axhline(-0.5, color=GREY, linewidth=0.8, linestyle="dotted")
     axes.set(xlabel="Steps", ylabel="Loss")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     return figure

@@ -1,0 +1,129 @@
+"""The eigenvalues of the training loss's Hessian along training with Adam, by stochastic Lanczos quadrature."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import saddlefree as sf
+from saddlefree.density import Density
+from saddlefree.lab import optimisers, problems, report
+from saddlefree.lab.program import LIMIT, Program, precision
+from saddlefree.lab.report import COLOURS
+from saddlefree.lab.run import Display
+from saddlefree.lab.studies.base import GREY, Findings, epochs, label, save
+from saddlefree.lab.task import Task, Tree
+
+OPTIMISER = "adam"
+SAMPLES = 12
+"""Random starts. With few of them a single eigenvalue may get hardly any weight, by chance, and is not seen."""
+RESOLUTION = 1e-3
+"""Ritz values θ within ±RESOLUTION · max |θ| stand for many eigenvalues around 0: their sign says nothing."""
+
+
+class Snapshot(NamedTuple):
+    """What is seen at one step."""
+
+    step: int
+    loss: float
+    density: Density
+
+    def figures(self) -> dict[str, float]:
+        """The table's numbers."""
+        values, weights = (np.asarray(part, np.float64) for part in self.density)
+        sizes = np.abs(values)
+        return {
+            "step": self.step,
+            "train": self.loss,
+            "smallest": float(np.min(values)),
+            "largest": float(np.max(values)),
+            "negative": float(np.sum(weights[values < -RESOLUTION * np.max(sizes)])),
+            "negative_trace": float(np.sum((weights * sizes)[values < 0]) / np.sum(weights * sizes)),
+        }
+
+
+def snapshots(name: str, task: Task, steps: int, display: Display) -> list[Snapshot]:
+    """The density at steps 0, 10, 100, … and at the last one."""
+    problem, values = problems.find(name), optimisers.configured(OPTIMISER, name, {})
+    # No more examples than it is evaluated with: each density takes about a thousand products.
+    train = jax.tree.map(lambda x: x[: problem.evaluated], task.parts["train"])
+
+    @jax.jit
+    def look(params: Tree, model_state: Tree) -> tuple[jax.Array, Density]:
+        def value_fn(params: Tree) -> jax.Array:
+            return task.loss(params, model_state, train, jax.random.key(0))[0]
+
+        return value_fn(params), sf.spectral_density(sf.hessian(value_fn, params), params, num_samples=SAMPLES)
+
+    whole = epochs(name, task, OPTIMISER, values, steps)
+    program = Program(problem, task, optimisers.find(OPTIMISER), values, (0,), whole)
+    per_epoch = program.steps_per_epoch
+    state, step, found = program.start(), 0, []
+    program.prepare(state)
+    for mark in (0, *(10**k for k in range(1, len(str(steps))) if 10**k < steps), steps):
+        while step < mark:
+            within = per_epoch - step % per_epoch if per_epoch > 1 else LIMIT
+            count = min(mark - step, within, LIMIT)
+            state, _ = program.advance(state, step, count)
+            step += count
+        loss, density = look(state.params, state.model_state)
+        found.append(Snapshot(step, float(loss), density))
+        display(step, steps, {"train": float(loss)})
+    return found
+
+
+def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+    """Looks at the spectrum now and then while Adam trains."""
+    problem = options["problem"]
+    with precision(problems.find(problem)):
+        found = snapshots(problem, task, options["steps"], display)
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))[0]))
+        figure = _figure(found, size)
+    rows = [snapshot.figures() for snapshot in found]
+    lines = [
+        {**row, "values": snapshot.density.values.tolist(), "weights": snapshot.density.weights.tolist()}
+        for row, snapshot in zip(rows, found, strict=True)
+    ]
+    table = {
+        "caption": f"Ritz values θ on {problem}: the extreme ones, the share of those below −{RESOLUTION:g} max |θ|, "
+        "and the share of negative ones in tr |H|",
+        "columns": ["Step", "Training loss", "Smallest θ", "Largest θ", "Negative, %", "In tr |H|, %"],
+        "rows": [
+            [
+                *(row[name] for name in ("step", "train", "smallest", "largest")),
+                *(f"{100 * row[name]:.1f}" for name in ("negative", "negative_trace")),
+            ]
+            for row in rows
+        ],
+    }
+    caption = f"Density of the Hessian's {size:,} eigenvalues along training with {optimisers.find(OPTIMISER).about}"
+    summary = {"problem": problem, "optimiser": OPTIMISER, "parameters": size, "rows": rows}
+    return Findings(lines, summary, [save(figure, folder, "spectrum", caption)], [table])
+
+
+def _figure(found: list[Snapshot], size: int) -> Figure:
+    """A panel for each step; they share both scales and the width of the smoothing."""
+    figure = Figure(figsize=(5, 0.7 + 1.1 * len(found)), layout="constrained")
+    panels = figure.subplots(len(found), sharex=True, sharey=True, squeeze=False)[:, 0]
+    values = np.concatenate([snapshot.density.values for snapshot in found])
+    width = float(np.ptp(values)) / 200
+    grid = jnp.linspace(values.min() - 5 * width, values.max() + 5 * width, 1000, dtype=values.dtype)
+    # A tenth of the peak of one eigenvalue: what is lower is the tail of a Gaussian.
+    bottom = 0.1 / (size * width * np.sqrt(2 * np.pi))
+    for axes, snapshot in zip(panels, found, strict=True):
+        heights = np.maximum(snapshot.density.smooth(grid, width), bottom / 2)
+        axes.fill_between(grid, bottom / 2, heights, color=COLOURS[0], alpha=0.3, linewidth=0)
+        axes.plot(grid, heights, color=COLOURS[0], linewidth=1.2)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        text = f"step {snapshot.step:,}, loss {report.number(snapshot.loss)}"
+        axes.text(0.99, 0.95, text, transform=axes.transAxes, horizontalalignment="right", verticalalignment="top")
+    panels[0].set(yscale="log")
+    panels[0].set_ylim(bottom=bottom)
+    label(panels[0].yaxis)
+    panels[-1].set_xlabel("Eigenvalue of H")
+    figure.supylabel("Density", fontsize="medium")
+    return figure

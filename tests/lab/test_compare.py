@@ -1,0 +1,141 @@
+"""Comparisons: rows, seeds, resuming, and the command line around them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from saddlefree.lab import cli
+from saddlefree.lab import compare as comparison
+from saddlefree.lab.compare import compare
+from saddlefree.lab.metrics import Metrics, read_json, read_lines
+
+
+def saddlefree(*arguments, code=0):
+    """Runs a command; its exit code must be `code`."""
+    if not code:
+        return cli.main(arguments)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == code
+    return None
+
+
+def one_line(capsys):
+    """The single line of an error."""
+    text = capsys.readouterr().err.strip()
+    assert "\n" not in text
+    return re.sub(r"\s+", " ", text)
+
+
+def test_a_comparison_has_a_row_for_each_optimiser(tmp_path):
+    summary = compare("saddle", ["sgd", "newton", "series"], tmp_path, seeds=3, epochs=40)
+    assert summary == read_json(tmp_path / "summary.json")
+    rows = {row["optimiser"]: row for row in summary["rows"]}
+    assert list(rows) == ["sgd", "newton", "series"]
+    assert all(row["seeds"] == 3 and row["diverged"] == 0 for row in rows.values())
+    # Newton ends on the saddle, the others in a minimum.
+    assert rows["newton"]["train"] == pytest.approx(0, abs=1e-6)
+    assert rows["series"]["train"] == pytest.approx(-0.25, abs=1e-3)
+    lines = list(read_lines(tmp_path / "metrics.jsonl"))
+    for name in rows:
+        assert {line["seed"] for line in lines if line["optimiser"] == name} == {0, 1, 2}
+        finals = [line["train"] for line in lines if line["optimiser"] == name and line["step"] == 40]
+        assert rows[name]["train"] == pytest.approx(np.median(finals))
+    config = read_json(tmp_path / "config.json")
+    assert config["command"] == "compare"
+    assert config["seeds"] == [0, 1, 2]
+    assert {"saddlefree", "jax"} <= set(config["versions"])
+
+
+def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
+    compare("saddle", ["sgd", "adam"], tmp_path, seeds=2, epochs=5)
+    (tmp_path / "runs" / "adam" / "summary.json").unlink()
+    ran = []
+    actual = comparison.run
+
+    def watched(plan, task, folder, **options):
+        if not (folder / "summary.json").exists():
+            ran.append(plan.optimiser)
+        return actual(plan, task, folder, **options)
+
+    monkeypatch.setattr(comparison, "run", watched)
+    compare("saddle", ["sgd", "adam"], tmp_path, seeds=2, epochs=5, resume=True)
+    assert ran == ["adam"]
+
+
+def test_a_budget_is_the_same_for_all_and_seeds_run_alone(tmp_path):
+    summary = compare("saddle", ["sgd", "adam"], tmp_path, seeds=2, budget=0.1)
+    assert all(0.1 <= row["seconds"] < 1 for row in summary["rows"])
+    assert (tmp_path / "runs" / "adam" / "seed-1" / "summary.json").exists()
+
+
+def test_the_commands_from_train_to_report(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    saddlefree("train", "saddle", "lanczos-adaptive", "--epochs", "10", "--seed", "3", "--out", out)
+    assert "finished after 10 steps" in capsys.readouterr().out
+    config = read_json(tmp_path / "run" / "config.json")
+    assert config["seeds"] == [3]
+    assert len(list(read_lines(tmp_path / "run" / "metrics.jsonl"))) == 10
+    saddlefree("train", "saddle", "lanczos-adaptive", "--epochs", "10", "--seed", "3", "--out", out, "--resume")
+    saddlefree("report", out)
+    assert "<html" in (tmp_path / "run" / "report.html").read_text()
+    out = str(tmp_path / "all")
+    saddlefree("compare", "saddle", "--optimisers", "sgd,exact", "--seeds", "2", "--epochs", "5", "--out", out)
+    shown = capsys.readouterr().out
+    assert "exact" in shown
+    assert "report.html" in shown
+    saddlefree(
+        "compare", "saddle", "--optimisers", "sgd", "--set", "sgd.learning_rate=0.2", "--seeds", "1", "--epochs", "2",
+        "--out", str(tmp_path / "set"),
+    )  # fmt: skip
+    assert read_json(tmp_path / "set" / "config.json")["optimisers"]["sgd"]["learning_rate"] == 0.2
+
+
+def test_lists(capsys):
+    saddlefree("problems")
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("pinn-burgers", "uci-energy", "embedded"))
+    saddlefree("optimisers")
+    text = capsys.readouterr().out
+    assert "Exact SFN" in text
+    assert "learning_rate" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digit", "adam"], "problem 'digit' is not known: did you mean digits"),
+        (["train", "saddle", "adan"], "optimiser 'adan' is not known: did you mean adam"),
+        (["train", "saddle", "adam", "--set", "learnin_rate=1"], "no hyperparameter 'learnin_rate': did you mean"),
+        (["train", "saddle", "adam", "--set", "learning_rate=-1"], "learning_rate must be a number ≥ 0, got '-1'"),
+        (["train", "saddle", "adam", "--set", "learning_rate"], "--set must be name=value"),
+        (["train", "saddle", "adam", "--epochs", "0"], "epochs must be a number > 0, got 0"),
+        (["train", "saddle", "adam", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
+        (["train", "saddle", "kfac"], "kfac needs a loss of squared errors or cross-entropies"),
+        (["compare", "saddle", "--optimisers", "sgd,adan"], "optimiser 'adan' is not known"),
+        (["compare", "saddle", "--optimisers", "sgd", "--set", "adam.x=1"], "--set must be optimiser.name=value"),
+        (["compare", "saddle", "--seeds", "0"], "seeds must be a whole number ≥ 1, got 0"),
+        (["study", "sadle"], "did you mean saddle"),
+        (["report", "nowhere"], "config.json"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saddlefree(*arguments, code=2)
+    assert message in one_line(capsys)
+
+
+def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
+    taken = tmp_path / "taken"
+    saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(taken))
+    capsys.readouterr()
+    saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(taken), code=2)
+    assert "holds a run already: go on with --resume" in one_line(capsys)
+    (tmp_path / "file").write_text("")
+    saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(tmp_path / "file" / "run"), code=2)
+    assert "cannot be written" in one_line(capsys)
+    # A disk that fills up while metrics are written.
+    monkeypatch.setattr(Metrics, "write", lambda *args: (_ for _ in ()).throw(OSError(28, "full", "metrics.jsonl")))
+    saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(tmp_path / "full"), code=2)
+    assert "metrics.jsonl: No space left on device; nothing is lost" in one_line(capsys)

@@ -1,0 +1,127 @@
+"""The registry of optimisers: each one trains, and hyperparameters are checked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from saddlefree.lab import models, optimisers
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.optimisers import OPTIMISERS, Circumstances, configured
+from saddlefree.lab.task import Task, Term
+
+PAPERS = ["series", "series-adaptive", "exact", "exact-adaptive", "sgd", "adam", "lbfgs", "kfac", "kfac-fixed"]
+
+
+@pytest.fixture(autouse=True)
+def standard():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def task():
+    """A regression that a network of one hidden layer can fit."""
+    x = jax.random.normal(jax.random.key(0), (64, 3))
+    parts = {"train": (x, jnp.sin(2 * x[:, :1]) + x[:, 1:2])}
+    model = models.mlp(3, 8, 1, activation=jnp.tanh)
+
+    def terms(params, state, batch, training):
+        outputs, state = model.apply(params, state, batch[0], training)
+        return [Term(outputs, batch[1])], state
+
+    return Task(model.init, terms, parts)
+
+
+@pytest.mark.parametrize("name", list(OPTIMISERS))
+def test_every_optimiser_lowers_the_loss(name, task):
+    method = OPTIMISERS[name].build(configured(name, "none", {}), Circumstances(task, 12, True, False))
+    batch = task.parts["train"]
+    state = method.init(*task.init(jax.random.key(1)), 0, batch)
+    step = jax.jit(method.step) if method.traceable else method.step
+    losses = []
+    for _ in range(12):
+        state, figures = step(state, batch)
+        losses.append(float(figures["loss"]))
+    np.testing.assert_allclose(losses[0], task.loss(*task.init(jax.random.key(1)), batch, None)[0], rtol=1e-5)
+    if name == "newton":  # it goes to whatever critical point is near
+        assert np.isfinite(losses).all()
+    else:
+        assert losses[-1] < 0.98 * losses[0]
+
+
+def test_adam_is_optaxs_with_the_papers_numbers(task):
+    values = configured("adam", "uci-energy", {})
+    method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True, False))
+    batch = task.parts["train"]
+    params, model_state = task.init(jax.random.key(1))
+    state = method.init(params, model_state, 0, batch)
+    tx = optax.adam(0.0173920852, b1=1 - 0.254942552, b2=1 - 0.0156352886, eps=2.72693206e-10)
+    opt_state = tx.init(params)
+    for _ in range(3):
+        state, _ = method.step(state, batch)
+        grads = jax.grad(lambda p: task.loss(p, model_state, batch, None)[0])(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state.params, params)
+
+
+def test_kfac_sees_the_half_of_the_squared_error(task):
+    """One full step of K-FAC without damping is linear in 1/weight: twice the weight, half the step."""
+    from saddlefree.lab.kfac import Kfac
+
+    def doubled(params, state, batch, training):
+        terms, state = task.terms(params, state, batch, training)
+        return [term._replace(weight=2 * term.weight) for term in terms], state
+
+    batch, start = task.parts["train"], task.init(jax.random.key(1))
+    moved = []
+    for each in (task, task._replace(terms=doubled)):
+        method = Kfac(each, adapts=False, damping=1e-6, ema=0.0, rate=1.0, momentum=0.0)
+        state, _ = method.step(method.init(*start, 0, batch), batch)
+        moved.append(jax.tree.map(lambda a, b: a - b, state.params, start[0]))
+    # Loss and curvature are doubled alike, so that the step stays: it would not, were the weight not told.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.05, atol=1e-3), *moved)
+
+
+def test_the_papers_optimisers_have_its_hyperparameters():
+    for name in PAPERS:
+        assert "uci-energy" in OPTIMISERS[name].tuned, name
+    for name in set(PAPERS) - {"exact", "exact-adaptive", "lbfgs"}:
+        assert set(OPTIMISERS[name].tuned) == {"uci-energy", "fashion-mnist", "svhn", "cifar-10"}, name
+    for entry in OPTIMISERS.values():
+        for values in entry.tuned.values():
+            assert set(values) <= {*entry.settings, "batch_size"}
+        for name, setting in entry.settings.items():
+            assert setting.parse(name, setting.default) == setting.default
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learnin_rate": 1}, "adam has no hyperparameter 'learnin_rate': did you mean learning_rate"),
+        ({"learning_rate": "-1"}, "learning_rate must be a number ≥ 0, got '-1'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number ≥ 0, got 'fast'"),
+        ({"learning_rate": "nan"}, "learning_rate must be a number ≥ 0, got 'nan'"),
+        ({"one_minus_beta1": "2"}, "one_minus_beta1 must be a number ≥ 0 and ≤ 1, got '2'"),
+        ({"decay": "exponential"}, "decay must be one of none, linear, cosine, got 'exponential'"),
+        ({"batch_size": "2.5"}, "batch_size must be a whole number ≥ 1, got '2.5'"),
+    ],
+)
+def test_bad_hyperparameters(changes, message):
+    with pytest.raises(UserError, match=message):
+        configured("adam", "digits", changes)
+
+
+def test_order_must_fit_the_terms(task):
+    values = configured("series", "digits", {"terms": 4, "order": 2})
+    with pytest.raises(UserError, match=r"order must be at most \(terms − 1\)/2 = 1 for terms=4, got 2"):
+        OPTIMISERS["series"].build(values, Circumstances(task, 1, True, False))
+
+
+def test_an_unknown_optimiser_has_a_suggestion():
+    with pytest.raises(UserError, match="optimiser 'adams' is not known: did you mean adam"):
+        optimisers.find("adams")
+    with pytest.raises(UserError, match="`saddlefree optimisers` lists them"):
+        optimisers.find("xyz")

@@ -1,0 +1,272 @@
+"""The studies at small sizes: their numbers against NumPy, their files, and that what is finished is not done again."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from problems import saddle_free_direction
+
+import saddlefree as sf
+from saddlefree.lab import problems, report, run, studies
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
+
+PNG, SVG = b"\x89PNG", b"<?xml"
+
+
+def check_files(folder, name):
+    """Everything that a study leaves; returns its configuration, lines and summary."""
+    config = read_json(folder / "config.json")
+    assert config["command"] == "study"
+    assert config["study"] == config["plan"]["study"] == name
+    assert config["title"]
+    assert {"jax", "numpy"} <= config["versions"].keys()
+    assert config["machine"]["platform"] == "cpu"
+    for figure in config["figures"]:
+        assert figure["caption"]
+        assert (folder / figure["file"]).read_bytes().startswith(SVG)
+        assert (folder / figure["file"]).with_suffix(".png").read_bytes().startswith(PNG)
+    for table in config["tables"]:
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+    page = report.write(folder).read_text()
+    assert page.count("<img") == len(config["figures"]) > 0
+    assert page.count("<table") == len(config["tables"]) > 0
+    return config, list(read_lines(folder / "metrics.jsonl")), read_json(folder / "summary.json")
+
+
+# The registry.
+
+
+def test_unknown_study(tmp_path):
+    with pytest.raises(UserError, match="study 'sadle' is not known: did you mean saddle?"):
+        studies.study("sadle", tmp_path)
+    with pytest.raises(UserError, match="there are saddle, truncation, accelerators, spectrum"):
+        studies.study("xyz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("saddle", {"seeds": 3}, "saddle has no seeds: leave out --seeds, or give steps"),
+        ("accelerators", {"problem": "digits"}, "accelerators has no problem"),
+        ("saddle", {"steps": 0}, "steps must be a whole number ≥ 1 for saddle, got 0"),
+        ("truncation", {"seeds": -1}, "seeds must be a whole number ≥ 1 for truncation, got -1"),
+        ("accelerators", {"steps": 9}, "steps must be a whole number ≥ 10 for accelerators, got 9"),
+        ("spectrum", {"problem": "digts"}, "problem 'digts' is not known: did you mean digits?"),
+    ],
+)
+def test_options_that_a_study_does_not_take(name, options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        studies.study(name, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_study_says_what_it_is_about():
+    assert list(studies.STUDIES) == ["saddle", "truncation", "accelerators", "spectrum"]
+    assert all(entry.about and entry.title for entry in studies.STUDIES.values())
+
+
+# Saddle.
+
+
+@pytest.fixture(scope="module")
+def saddle_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saddle")
+    studies.study("saddle", folder / "out")
+    return folder / "out"
+
+
+def surface(x):
+    """Value, gradient and Hessian of the surface, from its formula."""
+    a = math.radians(saddle.ANGLE)
+    Q = np.array([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]])
+    u, v = Q.T @ x
+    slope, curvature = np.array([2 * u, -v / 2 + v**3 / 8]), np.diag([2, -1 / 2 + 3 * v**2 / 8])
+    return u**2 - v**2 / 4 + v**4 / 32, Q @ slope, Q @ curvature @ Q.T
+
+
+def test_newton_ends_on_the_saddle_and_the_others_in_a_minimum(saddle_folder):
+    config, lines, summary = check_files(saddle_folder, "saddle")
+    sgd, newton, exact, series = (method["end"] for method in summary["methods"].values())
+    np.testing.assert_allclose(newton, [0, 0], atol=1e-6)
+    np.testing.assert_allclose(surface(saddle.MINIMUM)[1], [0, 0], atol=1e-12)
+    assert surface(saddle.MINIMUM)[0] == pytest.approx(-0.5)
+    for end, near in ((sgd, 0.1), (exact, 1e-3), (series, 1e-3)):
+        np.testing.assert_allclose(end, saddle.MINIMUM, atol=near)
+    for line in lines:
+        assert line["train"] == pytest.approx(surface([line["x"], line["y"]])[0], abs=1e-6)
+    assert config["tables"][0]["columns"][1:-1] == [f"Step {step}" for step in (1, 3, 5, 10, 20)]
+    by_step = {(line["method"], line["step"]): line["train"] for line in lines}
+    for name, *losses, _ in config["tables"][0]["rows"]:
+        assert losses == [by_step[name, step] for step in (1, 3, 5, 10, 20)]
+
+
+def test_first_updates(saddle_folder):
+    lines = [line for line in read_lines(saddle_folder / "metrics.jsonl") if line["step"] == 1]
+    _, g, H = surface(saddle.START)
+    sgd, newton, exact, series = ([line["x"], line["y"]] - saddle.START for line in lines)
+    np.testing.assert_allclose(sgd, -0.3 * g, atol=1e-6)
+    np.testing.assert_allclose(newton, -np.linalg.solve(H, g), atol=1e-6)
+    np.testing.assert_allclose(exact, -saddle_free_direction(H, g, 0.1), atol=1e-6)
+    np.testing.assert_allclose(series, exact, atol=0.2 * np.linalg.norm(exact))
+
+
+def test_finished_study_is_not_done_again(saddle_folder, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("computed again")
+
+    monkeypatch.setitem(studies.STUDIES, "saddle", dataclasses.replace(studies.STUDIES["saddle"], compute=refuse))
+    studies.study("saddle", saddle_folder, resume=True)
+    with pytest.raises(UserError, match="holds a run already: go on with --resume"):
+        studies.study("saddle", saddle_folder)
+    with pytest.raises(UserError, match="steps was 20, is 5"):
+        studies.study("saddle", saddle_folder, steps=5, resume=True)
+    with pytest.raises(UserError, match="study was 'saddle', is 'accelerators'"):
+        studies.study("accelerators", saddle_folder, resume=True)
+
+
+# Accelerators.
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A few accelerators of small vectors."""
+    monkeypatch.setattr(accelerators, "SIZE", 12)
+    monkeypatch.setattr(accelerators, "ORDERS", (1, 2))
+    names = ("Shanks", accelerators.ERRATIC)
+    monkeypatch.setattr(accelerators, "ACCELERATORS", {name: accelerators.ACCELERATORS[name] for name in names})
+
+
+def test_target_and_partial_sums_are_those_of_the_formula(small, x64):
+    H, g = accelerators.draw(3)
+    np.testing.assert_array_equal(H, H.T)
+    exact = saddle_free_direction(H, g, 0.0)
+    np.testing.assert_allclose(accelerators.target(jnp.asarray(H), jnp.asarray(g)), exact, rtol=1e-9)
+    V = 1.01 * np.linalg.norm(H, 2) ** 2
+    Z = np.eye(12) - H @ H / V
+    expected = [math.comb(2 * k, k) / 4**k * np.linalg.matrix_power(Z, k) @ g / V**0.5 for k in range(8)]
+    terms, sums = accelerators.plain(jnp.asarray(H), jnp.asarray(g), 8)
+    np.testing.assert_allclose(terms, expected, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(sums, np.cumsum(expected, axis=0), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("make", [sf.sablonniere, sf.levin_t, sf.levin_d2], ids=lambda make: make.__name__)
+def test_windows_are_accelerated_as_the_sums_up_to_them(make, small, x64):
+    H, g = map(jnp.asarray, accelerators.draw(0))
+    terms, sums = accelerators.plain(H, g, 20)
+    accelerator = make(1)
+    found = accelerators.limits(accelerator, terms, sums, g)
+    assert len(found) == 20 - accelerator.num_sums + 1
+    for K in (accelerator.num_sums, 20):
+        expected = sf.accelerate(accelerator, sums[:K], g)
+        np.testing.assert_allclose(found[K - accelerator.num_sums], expected, rtol=1e-6)
+
+
+def test_comparison_of_accelerators(small, tmp_path):
+    seen = []
+    studies.study("accelerators", tmp_path, seeds=3, steps=40, display=lambda *progress: seen.append(progress[:2]))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    config, lines, summary = check_files(tmp_path, "accelerators")
+    assert config["plan"] == {"study": "accelerators", "seeds": 3, "steps": 40}
+    curves = {}
+    for line in lines:
+        curves.setdefault((line["accelerator"], line["order"]), {})[line["terms"]] = line
+    plain, shanks = curves["Plain series", 0], curves["Shanks", 2]
+    assert [*plain] == [*range(1, 41)]
+    assert [*shanks] == [*range(5, 41)]
+    # The plain series grows towards the target, and Shanks is ahead of it.
+    for key in ("cosine", "norm"):
+        assert np.all(np.diff([line[key] for line in plain.values()]) > 0)
+        assert plain[40][key] < shanks[40][key] < 1.2
+    found = []
+    for H, g in map(accelerators.draw, range(3)):
+        exact = saddle_free_direction(H, g, 0.0)
+        found.append(g @ exact / np.linalg.norm(g) / np.linalg.norm(exact))
+    assert plain[1]["cosine"] == pytest.approx(np.median(found))  # one term is a multiple of g
+    row = summary["rows"][2]
+    assert (row["accelerator"], row["order"], row["behind"]) == ("Shanks", 2, 0.0)
+    assert row["cosine"] == {str(K): shanks[K]["cosine"] for K in (10, 30, 40)}
+
+
+# Spectrum.
+
+
+def test_spectrum_against_dense_eigenvalues(tmp_path):
+    """Before training, and after it by an Adam of the test's own."""
+    studies.study("spectrum", tmp_path, problem="diabetes", steps=12)
+    config, lines, summary = check_files(tmp_path, "spectrum")
+    assert [row["step"] for row in summary["rows"]] == [0, 10, 12]
+    task = problems.find("diabetes").load(None)
+    x, unravel = ravel_pytree(task.init(jax.random.key(0))[0])
+    assert summary["parameters"] == x.size
+
+    @jax.jit
+    def loss(x):
+        with jax.numpy_dtype_promotion("standard"):
+            return task.loss(unravel(x), None, task.parts["train"], None)[0]
+
+    tx = optax.adam(optax.cosine_decay_schedule(3e-3, 12))
+    state, step = tx.init(x), jax.jit(lambda x, state: tx.update(jax.grad(loss)(x), state))
+    points = [x]
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(12):
+            updates, state = step(points[-1], state)
+            points.append(points[-1] + updates)
+    for row, line in zip(summary["rows"], lines, strict=True):
+        at = points[row["step"]]
+        eigenvalues = np.linalg.eigvalsh(np.asarray(jax.jit(jax.hessian(loss))(at), np.float64))
+        assert row["train"] == pytest.approx(float(loss(at)), rel=1e-4)
+        assert row["smallest"] == pytest.approx(eigenvalues[0], rel=1e-3)
+        assert row["largest"] == pytest.approx(eigenvalues[-1], rel=1e-3)
+        sizes = np.abs(eigenvalues)
+        assert row["negative_trace"] == pytest.approx(sizes[eigenvalues < 0].sum() / sizes.sum(), abs=0.03)
+        assert row["negative"] == pytest.approx(np.mean(eigenvalues < -1e-3 * sizes.max()), abs=0.1)
+        assert sum(line["weights"]) == pytest.approx(1.0, rel=1e-4)
+
+
+# Truncation.
+
+
+def trained(folder, monkeypatch, **options):
+    """Two lengths of the series; the second time the runs are read and not run again."""
+    monkeypatch.setattr(truncation, "TERMS", (3, 5))
+    seen = []
+    studies.study("truncation", folder, seeds=2, display=lambda *progress: seen.append(progress[:2]), **options)
+    config, lines, summary = check_files(folder, "truncation")
+    steps = options["steps"]
+    assert seen[-1] == (2 * steps, 2 * steps)
+    for terms, row in zip((3, 5), summary["rows"], strict=True):
+        plan = read_json(folder / "runs" / str(terms) / "config.json")["plan"]
+        assert (plan["values"]["terms"], plan["values"]["order"], plan["seeds"]) == (terms, 1, [0, 1])
+        last = [line for line in lines if line["terms"] == terms and line["step"] == steps]
+        assert [line["seed"] for line in last] == [0, 1]
+        assert (row["terms"], row["products"]) == (terms, 2 * (terms - 1))
+        for loss in ("train", "test"):
+            assert row[loss] == pytest.approx(np.median([line[loss] for line in last]))
+    before = {path: path.read_bytes() for path in (folder / "config.json", folder / "summary.json")}
+    (folder / "summary.json").unlink()
+    monkeypatch.setattr(run, "Program", None)
+    studies.study("truncation", folder, seeds=2, resume=True, **options)
+    assert {path: path.read_bytes() for path in before} == before
+    return summary["rows"]
+
+
+def test_truncation(tmp_path, monkeypatch):
+    trained(tmp_path, monkeypatch, problem="diabetes", steps=3)
+
+
+@pytest.mark.data
+def test_truncation_on_energy(tmp_path, monkeypatch, data_folder):
+    rows = trained(tmp_path, monkeypatch, steps=20, data_dir=str(data_folder))
+    plan = read_json(tmp_path / "runs" / "3" / "config.json")["plan"]
+    assert plan["problem"] == "uci-energy"
+    assert plan["values"]["learning_rate"] == 1.787
+    assert all(row["train"] < 0.5 for row in rows)  # less than that of predicting the mean
+    assert json.loads((tmp_path / "config.json").read_text())["data"]["source"] != "generated"
