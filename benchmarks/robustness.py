@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import saddlefree as sf
-from benchmarks.record import log_uniform, write
+from benchmarks.record import log_uniform, read, write
 from benchmarks.uci_energy import energy, loss, network
 
 
@@ -90,7 +90,6 @@ def main() -> None:
     draws = options.draws
     x, y = energy()
     batch = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
-    rows = []
     for name in options.kinds:
         steps, make = KINDS[name]
         rng, tally = np.random.default_rng(0), collections.Counter()
@@ -98,9 +97,9 @@ def main() -> None:
         for draw in range(number):
             finite, last, skipped = finite_run(make(rng), steps, draw, batch)
             tally.update(finite=int(finite), skipping=int(skipped > 0), worse=int(not last < 1.0))
-        rows.append({"optimiser": name, "draws": number, "steps": steps, **tally})
-        print(rows[-1], flush=True)
-    write("robustness", rows)
+        row = {"optimiser": name, "draws": number, "steps": steps, **tally}
+        print(row, flush=True)
+        write("robustness", [*(old for old in read("robustness", []) if old["optimiser"] != name), row])
 
 
 if __name__ == "__main__":

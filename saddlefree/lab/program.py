@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from saddlefree.lab.errors import UserError
-from saddlefree.lab.optimisers import Circumstances, Optimiser, Values
+from saddlefree.lab.methods import Circumstances, Values
+from saddlefree.lab.optimisers import Optimiser
 from saddlefree.lab.problems import Problem
 from saddlefree.lab.task import Batch, Task, Tree
 

@@ -1,0 +1,156 @@
+"""How optimisers train: built for a task and a number of steps, each is a state and a step to the next one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+import optax.contrib
+
+import saddlefree as sf
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.task import Batch, Task, Tree
+
+Values = Mapping[str, Any]
+
+
+class Method(NamedTuple):
+    """How a run begins and goes on. A state has `params` and `model_state`."""
+
+    init: Callable[[Tree, Tree, Any, Batch], Any]  # (parameters, model state, seed, batch) to the state
+    step: Callable[[Any, Batch], tuple[Any, dict[str, jax.Array]]]  # to the state and figures, `loss` among them
+    traceable: bool = True  # whether steps can be compiled into a loop and mapped over seeds
+
+
+class Circumstances(NamedTuple):
+    """What a method may depend on beside its hyperparameters."""
+
+    task: Task
+    steps: int  # in the whole run, over which rates decay
+    full_batch: bool
+    mapped: bool  # over seeds
+
+
+Build = Callable[[Values, Circumstances], Method]
+
+
+def transformed(make: Callable[[Values, Circumstances], optax.GradientTransformation]) -> Build:
+    """A method from an Optax transformation."""
+
+    def build(values: Values, around: Circumstances) -> Method:
+        tx = make(values, around)
+
+        def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> sf.training.TrainState:
+            return sf.training.init(params, tx, model_state=model_state, seed=seed)
+
+        step = sf.training.make_step(around.task.loss, tx, donate=False)
+        return Method(init, step)
+
+    return build
+
+
+def schedule(values: Values, around: Circumstances) -> Any:
+    """The learning rate, decaying to zero over the run where that is asked for."""
+    rate = values["learning_rate"]
+    if values["decay"] == "linear":
+        return optax.linear_schedule(rate, 0.0, around.steps)
+    return optax.cosine_decay_schedule(rate, around.steps) if values["decay"] == "cosine" else rate
+
+
+def series(values: Values) -> sf.series:
+    """The paper's solver."""
+    terms, order = values["terms"], values["order"]
+    if 2 * order + 1 > terms:
+        raise UserError(f"order must be at most (terms − 1)/2 = {(terms - 1) // 2} for terms={terms}, got {order}")
+    scales: dict[str, Any] = {"lower-bound": sf.lower_bound(initial=100.0), "lanczos-bound": sf.lanczos_bound()}
+    return sf.series(terms, sf.sablonniere(order) if order else None, scales[values["scale"]])
+
+
+def fixed(solver: Callable[[Values], Any]) -> Build:
+    """Saddle-free Newton with a given rate, momentum and damping."""
+    return transformed(
+        lambda v, around: sf.saddle_free_newton(schedule(v, around), v["momentum"], v["damping"], solver(v))
+    )
+
+
+def adaptive(solver: Callable[[Values], Any]) -> Build:
+    """Saddle-free Newton that finds rate, momentum and damping by itself."""
+    return transformed(lambda v, around: sf.adaptive_saddle_free_newton(solver(v), v["initial_damping"]))
+
+
+def low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
+    """Saddle-free Newton with a curvature of low rank."""
+    solver = sf.low_rank(
+        rank=v["rank"],
+        refresh_every=v["refresh_every"],
+        averaging=v["averaging"],
+        metric=v["metric"],
+        second_moment=v["second_moment"],
+        epsilon=v["epsilon"],
+        # Under vmap all would pay for an early refresh of one.
+        surprise=None if around.mapped else 4.0,
+    )
+    return sf.saddle_free_newton(schedule(v, around), damping=v["damping"], solver=solver)
+
+
+def adam(v: Values, around: Circumstances) -> optax.GradientTransformation:
+    """Adam, with its averages as the paper tunes them."""
+    return optax.adam(schedule(v, around), b1=1 - v["one_minus_beta1"], b2=1 - v["one_minus_beta2"], eps=v["epsilon"])
+
+
+def sophia(v: Values, around: Circumstances) -> optax.GradientTransformationExtraArgs:
+    """Sophia, which asks for the loss by another name."""
+    tx = optax.contrib.sophia(schedule(v, around), gamma=v["gamma"], weight_decay=0.0)
+
+    def update(updates: Tree, state: Any, params: Tree = None, *, value_fn: Any, **_: Any) -> tuple[Tree, Any]:
+        return tx.update(updates, state, params, obj_fn=value_fn)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def lbfgs(v: Values, around: Circumstances) -> Method:
+    """Several iterations a step, on the same batch; a full batch's value and gradient are those of the line search."""
+    search = optax.scale_by_zoom_linesearch(max_linesearch_steps=v["evaluations"], initial_guess_strategy="one")
+    tx = optax.lbfgs(memory_size=v["memory"], linesearch=search)
+
+    def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> sf.training.TrainState:
+        return sf.training.init(params, tx, model_state=model_state, seed=seed)
+
+    def step(state: sf.training.TrainState, batch: Batch) -> tuple[sf.training.TrainState, dict[str, jax.Array]]:
+        key, following = jax.random.split(state.key)
+
+        def value_fn(params: Tree) -> jax.Array:
+            return around.task.loss(params, state.model_state, batch, key)[0]
+
+        known = optax.value_and_grad_from_state(value_fn) if around.full_batch else None
+
+        def iterate(carry: tuple[Tree, Any], _: None) -> tuple[tuple[Tree, Any], jax.Array]:
+            params, opt_state = carry
+            value, grad = known(params, state=opt_state) if known else jax.value_and_grad(value_fn)(params)
+            updates, opt_state = tx.update(grad, opt_state, params, value=value, grad=grad, value_fn=value_fn)
+            return (optax.apply_updates(params, updates), opt_state), value
+
+        (params, opt_state), values = jax.lax.scan(iterate, (state.params, state.opt_state), None, v["iterations"])
+        _, (model_state, _) = around.task.loss(params, state.model_state, batch, key)
+        state = sf.training.TrainState(params, opt_state, model_state, following, state.step + 1)
+        return state, {"loss": values[0]}
+
+    return Method(init, step)
+
+
+def kfac(adapts: bool, ema: float) -> Build:
+    """K-FAC, with its inverses and its damping renewed in each step, as in the paper."""
+
+    def build(v: Values, around: Circumstances) -> Method:
+        if around.task.terms is None:
+            raise UserError("kfac needs a loss of squared errors or cross-entropies: this problem has none")
+        from saddlefree.lab.kfac import Kfac  # a heavy import, and only here
+
+        if adapts:
+            method = Kfac(around.task, adapts=True, damping=v["initial_damping"], ema=ema)
+        else:
+            rate, momentum = schedule(v, around), v["momentum"]
+            method = Kfac(around.task, adapts=False, damping=v["damping"], ema=ema, rate=rate, momentum=momentum)
+        return Method(method.init, method.step, traceable=False)
+
+    return build
