@@ -6,7 +6,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test bench lint docs clean
 
 demo: .venv/dev.stamp
-	$(BIN)/python examples/saddle.py
+	rm -rf runs/demo
+	$(BIN)/saddlefree compare digits --optimisers lanczos-adaptive,low-rank,series,adam,sgd,kfac --seeds 3 --epochs 15 --out runs/demo/digits
+	$(BIN)/saddlefree compare pinn-poisson --optimisers lanczos-adaptive,adam,lbfgs --seeds 1 --budget 10s --out runs/demo/pinn-poisson
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -157,11 +157,11 @@ def _figure(found: Mapping[tuple[str, int], Curve], key: str, name: str) -> Figu
     for axes, order in zip(panels, DRAWN, strict=True):
         # Where lines coincide, dashes on a solid line show both.
         styles: dict[tuple[str, int], Record] = {
-            (accelerator, order): {"color": COLOURS[number], "linestyle": "solid" if number < 4 else (0, (4, 2))}
+            (accelerator, order): {"color": COLOURS[number], "linestyle": "solid" if number < 3 else (0, (4, 2))}
             for number, accelerator in enumerate(ACCELERATORS)
         }
         # One that jumps from sign to sign must not hide the others.
-        styles[ERRATIC, order] |= {"linestyle": "solid", "linewidth": 0.5, "zorder": 1}
+        styles[ERRATIC, order] |= {"linestyle": "solid", "linewidth": 0.5, "alpha": 0.6, "zorder": 1}
         for case, style in ({(PLAIN, 0): {"color": "black", "linewidth": 2.4}} | styles).items():
             values = np.median(getattr(found[case], key), axis=0)
             axes.plot(np.arange(len(values)) + found[case].first, values, label=case[0], **style)
