@@ -4,7 +4,11 @@ import os
 
 # Before jax starts: eight devices, so that sharding is tested on any machine.
 # Compiling is nearly all that these small tests do, and less optimised it takes two thirds of the time.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 
 import jax
 import pytest

@@ -1,5 +1,6 @@
 """What a person sees while a command works: progress, tables, one-line errors."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from saddlefree.lab.compare import Announce
 from saddlefree.lab.run import Display
 
-CONSOLE = Console()
+CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 ERRORS = Console(stderr=True)
 _SHOWN = {"train": "loss", "val": "val", "damping": "λ", "learning_rate": "η", "steps_per_second": "steps/s"}
 
@@ -43,7 +44,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     """Prints a table; columns of numbers are aligned on the right."""
     shown = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
-        shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        shown.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0, overflow="fold")
     for row in rows:
         shown.add_row(*row)
     CONSOLE.print(shown)

@@ -150,7 +150,7 @@ def number(value: float, digits: int = 3, like: float | None = None) -> str:
     if value == 0 or math.isinf(value):
         return "∞" if value else "0"
     rounded = f"{value:.{digits - 1}e}"
-    if 1e-2 <= abs(like or value) < 1e4:
+    if 1e-2 <= abs(like or value) < 1e4 and abs(value) < 1e6:
         return f"{value:.{max(digits - 1 - int(rounded.partition('e')[2]), 0)}f}"
     return _short(rounded)
 
