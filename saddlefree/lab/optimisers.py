@@ -157,13 +157,15 @@ OPTIMISERS = {
                 "refresh_every": 20,
                 "second_moment": 0.999,
                 "epsilon": 0.01,
-            }
+            },
+            "digits": {"learning_rate": 0.03},
         },
     ),
     "sgd": Optimiser(
         "stochastic gradient descent",
         methods.transformed(lambda v, around: optax.sgd(methods.schedule(v, around), v["momentum"] or None)),
         {**_rate(0.05, 1e-6, 1e-1), "momentum": Setting(0.0, high=0.9999)},
+        {"digits": {"learning_rate": 0.1, "momentum": 0.9, "decay": "cosine"}},
     ),
     "adam": Optimiser(
         "Adam",
@@ -174,6 +176,7 @@ OPTIMISERS = {
             "one_minus_beta1": Setting(0.1, (1e-3, 1), high=1),
             "one_minus_beta2": Setting(0.001, (1e-4, 1), high=1),
         },
+        {"digits": {"learning_rate": 0.03}},
     ),
     "muon": Optimiser(
         "Muon, and Adam for what is not a matrix",
