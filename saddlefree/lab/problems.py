@@ -83,12 +83,12 @@ def saddle(_: str | None) -> Task:
 
 _relative = "relative L2 error"
 PROBLEMS = {
-    "saddle": Problem("a saddle in the plane", saddle, epochs=50),
+    "saddle": Problem("A saddle in the plane", saddle, epochs=50),
     "digits": Problem(
-        "handwritten digits of 8 × 8", supervised("digits", lambda: models.mlp(64, 32, 10), 0.2), 30, 100, data="digits"
+        "Handwritten digits", supervised("digits", lambda: models.mlp(64, 32, 10), 0.2), 30, 100, data="digits"
     ),
     "diabetes": Problem(
-        "progression of diabetes", supervised("diabetes", lambda: models.mlp(10, 16, 16, 1), 0.2), 500, data="diabetes"
+        "Progression of diabetes", supervised("diabetes", lambda: models.mlp(10, 16, 16, 1), 0.2), 500, data="diabetes"
     ),
     "uci-energy": Problem(
         "UCI Energy",
@@ -130,7 +130,7 @@ PROBLEMS = {
         data="cifar-10",
     ),
     "pinn-poisson": Problem("Poisson's equation", physics.poisson, 2000, float64=True, test=_relative),
-    "pinn-convection": Problem("convection", physics.convection, 2000, float64=True, test=_relative),
+    "pinn-convection": Problem("Convection", physics.convection, 2000, float64=True, test=_relative),
     "pinn-burgers": Problem("Burgers' equation", physics.burgers, 2000, float64=True, test=_relative),
 }
 

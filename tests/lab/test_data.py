@@ -56,7 +56,7 @@ def energy(rng):
 
 def idx(array):
     shape = struct.pack(f">{array.ndim}I", *array.shape)
-    return gzip.compress(bytes([0, 0, 8, array.ndim]) + shape + array.tobytes())
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + shape + array.tobytes(), mtime=0)
 
 
 def fashion(rng, train=7, test=5):
@@ -429,13 +429,17 @@ TRAIN_IMAGES, TRAIN_LABELS = (file.name for file in data._FASHION[:2])
     [
         (TRAIN_IMAGES, idx(np.zeros((7, 28, 28), np.uint8))[:40], "Compressed file ended"),
         (TRAIN_IMAGES, b"<html>", "Not a gzipped file"),
-        (TRAIN_IMAGES, gzip.compress(b""), "magic number , not 00000803"),
+        (TRAIN_IMAGES, gzip.compress(b"", mtime=0), "magic number , not 00000803"),
         (TRAIN_IMAGES, idx(np.zeros(7, np.uint8)), "magic number 00000801, not 00000803"),
-        (TRAIN_IMAGES, gzip.compress(bytes([0, 0, 8, 3]) + b"\0"), "buffer is smaller"),
-        (TRAIN_IMAGES, gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 7, 28, 28) + bytes(784)), "reshape"),
+        (TRAIN_IMAGES, gzip.compress(bytes([0, 0, 8, 3]) + b"\0", mtime=0), "buffer is smaller"),
         (
             TRAIN_IMAGES,
-            gzip.compress(bytes([0, 0, 8, 3]) + b"\xff" * 4 + struct.pack(">2I", 28, 28) + bytes(784)),
+            gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 7, 28, 28) + bytes(784), mtime=0),
+            "reshape",
+        ),
+        (
+            TRAIN_IMAGES,
+            gzip.compress(bytes([0, 0, 8, 3]) + b"\xff" * 4 + struct.pack(">2I", 28, 28) + bytes(784), mtime=0),
             "reshape",
         ),
         (TRAIN_IMAGES, idx(np.zeros((7, 27, 28), np.uint8)), "shape (27, 28, 1), not (28, 28, 1)"),
