@@ -74,14 +74,11 @@ def compare(
             open_folder(where, {"command": "train", "plan": one.record()}, resume=True)
             label = f"{name}, {seeds} seeds" if together else f"{name}, seed {group[0]}"
             run(one, task, where, keep_checkpoint=False, display=announce(label))
+            written = list(read_lines(where / "metrics.jsonl"))
             for seed in group:
-                mine = [
-                    {"optimiser": name, **line, "seed": seed}
-                    for line in read_lines(where / "metrics.jsonl")
-                    if line.get("seed", seed) == seed
-                ]
-                found.append(mine)
-                lines += mine
+                mine = [line for line in written if line.get("seed", seed) == seed]
+                found.append([{"optimiser": name, **line, "seed": seed} for line in mine])
+                lines += found[-1]
         jax.clear_caches()
         rows.append(statistics.summarise(name, found))
     write_lines(folder / "metrics.jsonl", lines)

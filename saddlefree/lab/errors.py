@@ -1,5 +1,18 @@
 """Errors that a user can cause and mend."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """One line: what is wrong, what is allowed, what to do. The command line prints it and exits with 2."""
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint for a name that is not known: one that is like it, or `otherwise`.
+
+    >>> nearest("adan", ["adam", "sgd"], "there are two")
+    'did you mean adam?'
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

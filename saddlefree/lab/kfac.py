@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import kfac_jax
 from kfac_jax._src import tag_graph_matcher
 
-from saddlefree.lab.task import Batch, Task, Tree
+from saddlefree.lab.task import Batch, Task, Tree, total
 
 
 def _evaluated(eqn: Any, values: list) -> list:
@@ -26,7 +26,7 @@ class KfacState(NamedTuple):
     model_state: Tree
     optimiser: Any
     key: jax.Array
-    rate: jax.Array  # of the next step, where it does not adapt
+    step: jax.Array  # how many there were, for a rate that decays
 
 
 class Kfac:
@@ -45,7 +45,7 @@ class Kfac:
                     kfac_jax.register_softmax_cross_entropy_loss(term.outputs, term.targets, weight=share)
                 else:
                     kfac_jax.register_squared_error_loss(term.outputs, term.targets, weight=term.weight * share)
-            return sum((term.mean() for term in terms[1:]), terms[0].mean()), model_state
+            return total(terms), model_state
 
         self._optimiser = kfac_jax.Optimizer(
             value_and_grad_func=jax.value_and_grad(loss, has_aux=True),
@@ -75,11 +75,11 @@ class Kfac:
         key, following = jax.random.split(state.key)
         fixed = {}
         if not self._adapts:
-            rate = self._rate(int(state.rate)) if callable(self._rate) else self._rate
+            rate = self._rate(int(state.step)) if callable(self._rate) else self._rate
             fixed = {"learning_rate": jnp.asarray(rate), "momentum": jnp.asarray(self._momentum)}
             fixed |= {"damping": jnp.asarray(self._damping)}
         params, optimiser, model_state, stats = self._optimiser.step(
             state.params, state.optimiser, key, batch=batch, func_state=state.model_state, **fixed
         )
         figures = {"loss": stats["loss"], "damping": stats["damping"], "learning_rate": stats["learning_rate"]}
-        return KfacState(params, model_state, optimiser, following, state.rate + 1), figures
+        return KfacState(params, model_state, optimiser, following, state.step + 1), figures

@@ -4,7 +4,6 @@ On the paper's problems an optimiser has the paper's hyperparameters (`paper.TUN
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ import optax.contrib
 
 import saddlefree as sf
 from saddlefree.lab import methods
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.paper import TUNED
 
 
@@ -215,8 +214,7 @@ OPTIMISERS = {
 def find(name: str) -> Optimiser:
     """An optimiser by its name."""
     if name not in OPTIMISERS:
-        near = difflib.get_close_matches(name, OPTIMISERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`saddlefree optimisers` lists them"
+        hint = nearest(name, OPTIMISERS, "`saddlefree optimisers` lists them")
         raise UserError(f"optimiser {name!r} is not known: {hint}")
     return OPTIMISERS[name]
 
@@ -229,8 +227,7 @@ def configured(name: str, problem: str, changes: Mapping[str, Any]) -> dict[str,
     values |= TUNED.get((problem, name), entry.tuned.get(problem, {}))
     for key, text in changes.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            hint = nearest(key, known, f"it has {', '.join(known)}")
             raise UserError(f"{name} has no hyperparameter {key!r}: {hint}")
         values[key] = known[key].parse(key, text)
     return values

@@ -19,35 +19,29 @@ def physics(
     truth: Callable[[jax.Array], jax.Array],
     grid: tuple[jax.Array, jax.Array],
     sizes: tuple[int, ...],
-) -> Callable[[str | None], Task]:
+) -> Task:
     """A physics-informed network: residuals at random points are to vanish.
 
     `residuals(u, points)` gives each kind with its weight. Validation is the loss at other points, and the test figure
     is the relative L2 error against the true solution on a grid.
     """
+    model = models.mlp(*sizes, activation=jnp.tanh, initialiser=jax.nn.initializers.glorot_normal(), dtype=jnp.float64)
 
-    def load(_: str | None) -> Task:
-        model = models.mlp(
-            *sizes, activation=jnp.tanh, initialiser=jax.nn.initializers.glorot_normal(), dtype=jnp.float64
-        )
+    def u(params: Tree) -> Callable[[jax.Array], jax.Array]:
+        return lambda z: model.apply(params, empty, z, True)[0][:, 0]
 
-        def u(params: Tree) -> Callable[[jax.Array], jax.Array]:
-            return lambda z: model.apply(params, empty, z, True)[0][:, 0]
+    def terms(params: Tree, model_state: Tree, batch: Batch, training: bool) -> tuple[list[Term], Tree]:
+        found = residuals(u(params), batch)
+        return [Term(r[:, None], jnp.zeros_like(r)[:, None], weight) for r, weight in found], model_state
 
-        def terms(params: Tree, model_state: Tree, batch: Batch, training: bool) -> tuple[list[Term], Tree]:
-            found = residuals(u(params), batch)
-            return [Term(r[:, None], jnp.zeros_like(r)[:, None], weight) for r, weight in found], model_state
+    def error(params: Tree, part: Batch) -> jax.Array:
+        places, values = part
+        return jnp.linalg.norm(u(params)(places) - values) / jnp.linalg.norm(values)
 
-        def error(params: Tree, part: Batch) -> jax.Array:
-            places, values = part
-            return jnp.linalg.norm(u(params)(places) - values) / jnp.linalg.norm(values)
-
-        empty = model.init(jax.random.key(0))[1]
-        places = jnp.stack(jnp.meshgrid(*grid), -1).reshape(-1, 2)
-        train, val = (points(key) for key in jax.random.split(jax.random.key(0)))
-        return Task(model.init, terms, {"train": train, "val": val, "test": (places, truth(places))}, error=error)
-
-    return load
+    empty = model.init(jax.random.key(0))[1]
+    places = jnp.stack(jnp.meshgrid(*grid), -1).reshape(-1, 2)
+    train, val = (points(key) for key in jax.random.split(jax.random.key(0)))
+    return Task(model.init, terms, {"train": train, "val": val, "test": (places, truth(places))}, error=error)
 
 
 def derivative(u: Callable, direction: tuple[float, float]) -> Callable:
@@ -59,7 +53,7 @@ def _box(key: jax.Array, count: int, low: tuple[float, float], high: tuple[float
     return jax.random.uniform(key, (count, 2), minval=jnp.array(low), maxval=jnp.array(high))
 
 
-def poisson(data_dir: str | None) -> Task:
+def poisson(_: str | None) -> Task:
     """−Δu = f on the unit square, u = 0 on its boundary, with u = sin πx sin 2πy."""
 
     def truth(z: jax.Array) -> jax.Array:
@@ -78,10 +72,10 @@ def poisson(data_dir: str | None) -> Task:
         return [(-(second[0] + second[1]) / (5 * jnp.pi**2) - truth(inside), 0.5), (u(boundary), 5.0)]
 
     line = jnp.linspace(0, 1, 50)
-    return physics(residuals, points, truth, (line, line), (2, 32, 32, 32, 1))(data_dir)
+    return physics(residuals, points, truth, (line, line), (2, 32, 32, 32, 1))
 
 
-def convection(data_dir: str | None) -> Task:
+def convection(_: str | None) -> Task:
     """u_t + 20 u_x = 0, u(x, 0) = sin x, periodic in x: a wave that travels three times around."""
 
     def points(key: jax.Array) -> Batch:
@@ -103,7 +97,7 @@ def convection(data_dir: str | None) -> Task:
         ]
 
     grid = jnp.linspace(0, 2 * jnp.pi, 64), jnp.linspace(0, 1, 50)
-    return physics(residuals, points, lambda z: jnp.sin(z[:, 0] - 20 * z[:, 1]), grid, (2, 50, 50, 50, 1))(data_dir)
+    return physics(residuals, points, lambda z: jnp.sin(z[:, 0] - 20 * z[:, 1]), grid, (2, 50, 50, 50, 1))
 
 
 def burgers_solution(z: jax.Array, viscosity: float = 0.01 / np.pi) -> jax.Array:
@@ -120,7 +114,7 @@ def burgers_solution(z: jax.Array, viscosity: float = 0.01 / np.pi) -> jax.Array
     return -jnp.sum(f * jnp.sin(jnp.pi * shifted), axis=1) / jnp.sum(f, axis=1)
 
 
-def burgers(data_dir: str | None) -> Task:
+def burgers(_: str | None) -> Task:
     """u_t + u u_x = (0.01/π) u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0: a shock forms at x = 0."""
 
     def points(key: jax.Array) -> Batch:
@@ -139,4 +133,4 @@ def burgers(data_dir: str | None) -> Task:
         return [(r, 0.5), (u(start) + jnp.sin(jnp.pi * start[:, 0]), 0.5), (u(boundary), 0.5)]
 
     grid = jnp.linspace(-1, 1, 101), jnp.linspace(0, 1, 51)
-    return physics(residuals, points, burgers_solution, grid, (2, 32, 32, 32, 32, 1))(data_dir)
+    return physics(residuals, points, burgers_solution, grid, (2, 32, 32, 32, 32, 1))

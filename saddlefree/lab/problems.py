@@ -5,7 +5,6 @@ stay bytes until a batch of them is used.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saddlefree.lab import data, models, physics
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.task import Batch, Task, Term, Tree
 
 
@@ -111,7 +110,7 @@ PROBLEMS = {
     ),
     "svhn": Problem(
         "SVHN",
-        supervised("svhn", lambda: models.resnet18(), 1 / 6),
+        supervised("svhn", models.resnet18, 1 / 6),
         epochs=10,
         batch_size=200,
         convolutional=True,
@@ -121,7 +120,7 @@ PROBLEMS = {
     ),
     "cifar-10": Problem(
         "CIFAR-10",
-        supervised("cifar-10", lambda: models.resnet18(), 1 / 10),
+        supervised("cifar-10", models.resnet18, 1 / 10),
         epochs=72,
         batch_size=800,
         convolutional=True,
@@ -138,7 +137,6 @@ PROBLEMS = {
 def find(name: str) -> Problem:
     """A problem by its name."""
     if name not in PROBLEMS:
-        near = difflib.get_close_matches(name, PROBLEMS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`saddlefree problems` lists them"
+        hint = nearest(name, PROBLEMS, "`saddlefree problems` lists them")
         raise UserError(f"problem {name!r} is not known: {hint}")
     return PROBLEMS[name]

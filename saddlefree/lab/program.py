@@ -104,7 +104,7 @@ class Program:
             arguments = state, self._task.parts["train"], self._epoch_order(0), number, number
             self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
         else:
-            self._step = jax.jit(self._method.step) if self._method.traceable else self._method.step
+            self._step = jax.jit(self._step_figures) if self._method.traceable else self._step_figures
             jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, 1))
         jax.block_until_ready(self._evaluate(state))
         self.compile_seconds = time.perf_counter() - begin
@@ -144,8 +144,8 @@ class Program:
             epoch, place = divmod(number, self.steps_per_epoch)
             batch = self._batch(self._task.parts["train"], self._epoch_order(epoch), place)
             state, new = self._step(state, batch)
-            figures.append({name: np.asarray(figure) for name, figure in new.items() if name not in _KNOWN})
-        return state, {name: np.stack([row[name] for row in figures]) for name in figures[0]}
+            figures.append(new)
+        return state, {name: np.stack([np.asarray(row[name]) for row in figures]) for name in figures[0]}
 
     def _batch(self, train: Batch, order: Any, place: Any) -> Batch:
         if self.batch_size is None:

@@ -132,7 +132,7 @@ def run(
             at = Position(record["step"], record["seconds"], record["diverged"])
         program.prepare(state)
         metrics = Metrics(folder, at.step, tensorboard=every_step)
-        saved = time.monotonic()
+        saved, evaluated = time.monotonic(), {}
         try:
             while not clock.ended(at) and len(at.diverged) < len(plan.seeds):
                 count = clock.count(at)
@@ -157,7 +157,8 @@ def run(
                 checkpoint.save(folder, at.step, state, dataclasses.asdict(at))
         finally:
             metrics.close()
-        final = {name: values.reshape(-1).tolist() for name, values in program.evaluate(state).items()}
+        # The last piece has been evaluated, unless the run diverged in it or was over when it was resumed.
+        final = {name: x.reshape(-1).tolist() for name, x in (evaluated or program.evaluate(state)).items()}
     summary = {
         "problem": plan.problem,
         "optimiser": plan.optimiser,

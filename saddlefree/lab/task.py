@@ -54,7 +54,7 @@ class Task(NamedTuple):
         if self.value is not None:
             return self.value(params), (model_state, None)
         terms, model_state = self.terms(params, model_state, batch, True)  # type: ignore[misc]
-        return _total(terms), (model_state, None)
+        return total(terms), (model_state, None)
 
     def evaluate(self, params: Tree, model_state: Tree, parts: dict[str, Batch]) -> dict[str, jax.Array]:
         """The losses on each part, and the accuracy on the test part where classes are predicted."""
@@ -66,12 +66,13 @@ class Task(NamedTuple):
                 figures[name] = self.error(params, part)
             else:
                 terms, _ = self.terms(params, model_state, part, False)  # type: ignore[misc]
-                figures[name] = _total(terms)
+                figures[name] = total(terms)
                 if name == "test" and terms[0].classifies:
                     hits = jnp.argmax(terms[0].outputs, axis=-1) == terms[0].targets
                     figures["accuracy"] = jnp.mean(hits.astype(jnp.float32))
         return figures
 
 
-def _total(terms: list[Term]) -> jax.Array:
+def total(terms: list[Term]) -> jax.Array:
+    """The loss: the sum of its terms."""
     return sum((term.mean() for term in terms[1:]), terms[0].mean())

@@ -57,6 +57,12 @@ class lanczos(Solver):
     [0.5, 2.0, 1.0]
     >>> round(float(solution.stats["negative_share"]), 4)
     0.3333
+
+    With `recycle` the state keeps the largest of the Ritz values, and their vectors, for the next call:
+
+    >>> solution = sf.solve(lanczos(num_products=3, recycle=2), lambda v: H @ v, jnp.ones(3), damping=0.0)
+    >>> [round(float(x), 3) for x in solution.state.recycled.values]
+    [2.0, 1.0]
     """
 
     num_products: int = 10

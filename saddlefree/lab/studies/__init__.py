@@ -5,14 +5,13 @@ the end `summary.json` with the numbers.
 """
 
 import dataclasses
-import difflib
 import pathlib
 from typing import Any
 
 import matplotlib
 
 from saddlefree.lab import problems, report, run
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import write_json, write_lines
 from saddlefree.lab.program import precision
 from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
@@ -63,8 +62,7 @@ STUDIES = {
 def find(name: str) -> Study:
     """A study by its name."""
     if name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STUDIES)}"
+        hint = nearest(name, STUDIES, f"there are {', '.join(STUDIES)}")
         raise UserError(f"study {name!r} is not known: {hint}")
     return STUDIES[name]
 
