@@ -11,9 +11,10 @@ import tyro
 from rich.markup import escape
 
 from saddlefree.lab import compare as comparison
-from saddlefree.lab import data, optimisers, problems, report, studies
-from saddlefree.lab.display import CONSOLE, ERRORS, progress, table
+from saddlefree.lab import data, optimisers, problems, report, studies, tables
+from saddlefree.lab.display import CONSOLE, ERRORS, progress, ranked, table, trials
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.metrics import read_json
 from saddlefree.lab.paper import LABELS
 from saddlefree.lab.program import precision
 from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
@@ -180,9 +181,77 @@ def compare(
             resume=resume,
             announce=announce,
         )
-    results = report.results(problem, summary["rows"], problems.find(problem).test)
+    results = tables.results(problem, summary["rows"], problems.find(problem).test)
     rows = [[f"{cell.text} [dim]{cell.paper}[/]" if cell.paper else cell.text for cell in row] for row in results.rows]
     table(results.columns, rows, results.caption)
+    _show_report(folder)
+
+
+def tune(
+    problem: tyro.conf.Positional[str],
+    optimiser: tyro.conf.Positional[str],
+    *,
+    configs: int = 100,
+    max_epochs: float | None = None,
+    budget: str | None = None,
+    set: Changes = [],  # noqa: B006
+    seed: int = 0,
+    address: str | None = None,
+    cpus: int = 1,
+    gpus: float = 0.0,
+    out: pathlib.Path | None = None,
+    resume: bool = False,
+    data_dir: str | None = None,
+) -> None:
+    """Looks for the hyperparameters of lowest validation loss: draws them, and ASHA on Ray stops the worse early.
+
+    Args:
+      problem: one of `saddlefree problems`.
+      optimiser: one of `saddlefree optimisers`.
+      configs: how many configurations are tried; the first is the registered one.
+      max_epochs: of a whole run; the problem's own number unless given.
+      budget: how long the search may take, such as 5min; the problem's own unless given. With --resume it begins anew.
+      set: a hyperparameter that is not searched, such as decay=none; may be repeated.
+      seed: of the configurations, and of the parameters and batches of every trial.
+      address: of a running Ray cluster, such as 127.0.0.1:6379; without it Ray is started on this machine.
+      cpus: that each trial has to itself.
+      gpus: that each trial has to itself, or its share of one.
+      out: the folder for the results.
+      resume: go on with the search in that folder.
+      data_dir: where data sets are looked for first.
+    """
+    try:
+        from saddlefree.lab import tune as tuning  # it sets Ray up, which only this needs
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is missing: install the extra, saddlefree[tune]") from None
+
+    fixed = pairs(set)
+    for name, value, least in (("configs", configs, 1), ("seed", seed, 0), ("cpus", cpus, 1), ("gpus", gpus, 0)):
+        if value < least:
+            raise UserError(f"{name} must be a number ≥ {least}, got {value}")
+    folder = out or pathlib.Path("runs") / f"tune-{problem}-{optimiser}"
+    names = [name for name in optimisers.find(optimiser).settings if name not in fixed]
+    searched = [name for name in names if optimisers.find(optimiser).settings[name].search] + ["batch_size"]
+    with trials(searched) as show:
+        summary = tuning.tune(
+            problem,
+            optimiser,
+            folder,
+            configs=configs,
+            epochs=None if max_epochs is None else _positive("max-epochs", max_epochs, 1),
+            budget=None if budget is None else seconds(budget),
+            fixed=fixed,
+            seed=seed,
+            address=address,
+            cpus=cpus,
+            gpus=gpus,
+            data_dir=data_dir,
+            resume=resume,
+            show=show,
+        )
+    CONSOLE.print(ranked(read_json(folder / "trials.json"), searched))
+    for command in summary["commands"]:
+        CONSOLE.print(command, soft_wrap=True, highlight=False)
     _show_report(folder)
 
 
@@ -226,7 +295,7 @@ def show_report(folder: tyro.conf.Positional[pathlib.Path]) -> None:
     """Writes tables and figures of a result folder, and one self-contained page of them.
 
     Args:
-      folder: that train, compare or study wrote.
+      folder: that train, compare, tune or study wrote.
     """
     _show_report(folder)
 
@@ -242,7 +311,7 @@ def _positive(name: str, value: float | None, default: float) -> float:
 
 
 def _number(value: float | None) -> str:
-    return "—" if value is None else report.number(value)
+    return "—" if value is None else tables.number(value)
 
 
 COMMANDS = {
@@ -250,6 +319,7 @@ COMMANDS = {
     "optimisers": list_optimisers,
     "train": train,
     "compare": compare,
+    "tune": tune,
     "study": study,
     "report": show_report,
 }

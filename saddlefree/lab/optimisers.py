@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import optax
 import optax.contrib
 
@@ -44,6 +45,13 @@ class Setting:
             upper = f"and ≤ {self.high:g}" if math.isfinite(self.high) else ""
             raise UserError(f"{name} must be {what} ≥ {self.low:g} {upper}".rstrip() + f", got {text!r}")
         return value
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """A random value from the range of the search."""
+        assert self.search
+        low, high = self.search[0], self.search[1] + self.whole
+        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
+        return min(int(value), int(self.search[1])) if self.whole else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +199,7 @@ OPTIMISERS = {
         "L-BFGS with a zoom line search",
         methods.lbfgs,
         {
-            "memory": Setting(20, low=1, whole=True),
+            "memory": Setting(20, (5, 50), low=1, whole=True),
             "iterations": Setting(1, low=1, whole=True),
             "evaluations": Setting(25, low=1, whole=True),
         },

@@ -30,6 +30,7 @@ class Problem:
     evaluated: int | None = None  # at most so many examples of a part
     data: str | None = None  # the data set that it needs
     test: str = "loss"  # what the test figure is
+    tuning: float = 300.0  # seconds that a search for hyperparameters has
 
 
 def supervised(
@@ -117,6 +118,7 @@ PROBLEMS = {
         evaluations=10,
         evaluated=1000,
         data="svhn",
+        tuning=45 * 60.0,
     ),
     "cifar-10": Problem(
         "CIFAR-10",
@@ -127,6 +129,7 @@ PROBLEMS = {
         evaluations=20,
         evaluated=1000,
         data="cifar-10",
+        tuning=120 * 60.0,
     ),
     "pinn-poisson": Problem("Poisson's equation", physics.poisson, 2000, float64=True, test=_relative),
     "pinn-convection": Problem("Convection", physics.convection, 2000, float64=True, test=_relative),

@@ -34,10 +34,10 @@ Display = Callable[[int, int, dict[str, float]], None]
 
 
 class Interrupted(Exception):  # noqa: N818 (it is none)
-    """A signal ended the run; its checkpoint is written."""
+    """A signal ended the work, of which nothing is lost."""
 
-    def __init__(self, number: int, step: int):
-        super().__init__(f"interrupted at step {step}; the checkpoint is written, go on with --resume")
+    def __init__(self, number: int, where: str):
+        super().__init__(f"interrupted {where}; go on with --resume")
         self.code = 128 + number
 
 
@@ -151,7 +151,7 @@ def run(
                     checkpoint.save(folder, at.step, state, dataclasses.asdict(at))
                     saved = time.monotonic()
                 if caught:
-                    raise Interrupted(caught[0], at.step)
+                    raise Interrupted(caught[0], f"at step {at.step}, whose checkpoint is written")
             if keep_checkpoint:
                 metrics.sync()
                 checkpoint.save(folder, at.step, state, dataclasses.asdict(at))

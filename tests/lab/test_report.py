@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saddlefree.lab import report, statistics
+from saddlefree.lab import figures, report, statistics, tables
 from saddlefree.lab.errors import UserError
 
 EVIL = "<script>document.title = 'run'</script> & my_adam | $x^2"
@@ -159,7 +159,7 @@ def test_figures_stand_beside_the_page(compared):
         assert {title, "exact-adaptive"} <= texts
         assert ("<script>document.title" in texts) == (name not in report.QUANTITIES)
         assert "currentColor" in svg
-        assert report.INK not in svg
+        assert figures.INK not in svg
         assert svg[svg.index("<svg") :] in page
 
 
@@ -216,10 +216,149 @@ def test_study(tmp_path):
         report.write(tmp_path)
 
 
+def trial(number, val, status="finished", **values):
+    return {"trial": number, "values": values, "status": status, "val": val, "epoch": 30.0, "seconds": 4.2}
+
+
+PLACE = "../<b>a</b>"  # as a hyperparameter
+TRIALS = [
+    trial(0, 0.5, learning_rate=0.01),
+    trial(1, 0.1, "stopped", learning_rate=0.02, **{PLACE: 3}) | {"epoch": 1.875},
+    trial(2, 0.2, learning_rate=0.012345, **{PLACE: 4}),
+    trial(3, None, "diverged", learning_rate=0.1, **{PLACE: 5}),
+    trial(4, None, "failed", learning_rate=0.05, **{PLACE: 6}) | {"error": EVIL, "epoch": 0.0},
+    trial(5, None, "unfinished", learning_rate=0.06, **{PLACE: 7}) | {"epoch": 0.0},
+    trial(6, 0.01, "failed", learning_rate=0.07, **{PLACE: 8}) | {"error": EVIL, "epoch": 6000.0},
+]
+
+
+def write_tuning(folder, trials=TRIALS, best=2, commands=(f"saddlefree train digits adam --set decay={EVIL}",)):
+    """A tuning folder; `best` is the place of the best trial."""
+    folder.mkdir(exist_ok=True)
+    config = {
+        "command": "tune",
+        "title": "Tuning <b>adam</b>",
+        "problem": "digits",
+        "optimiser": "adam",
+        "configs": 7,
+        "epochs": 30,
+        "budget": 300.0,
+        "seeds": [0],
+        "searched": {
+            "learning_rate": {"range": [1e-3, 0.1], "log": True, "whole": False},
+            PLACE: {"range": [0, 9], "log": False, "whole": True},
+        },
+        "data": {"source": "scikit-learn", "partial": None},
+    }
+    summary = {"best": None if best is None else trials[best], "commands": commands}
+    for name, record in (("config", config), ("trials", trials), ("summary", summary)):
+        (folder / f"{name}.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_tuning(tmp_path):
+    first = report.write(write_tuning(tmp_path / "run")).read_text()
+    page = Page(first)
+    assert page.rows == [
+        ["Trial", "learning_rate", PLACE, "Validation loss", "Epochs", "Status"],
+        ["2", "0.0123", "4", "0.200", "30", "finished"],
+        ["1", "0.0200", "3", "0.100", "1.88", "stopped early"],
+        ["0", "0.0100", "–", "0.500", "30", "finished"],
+        ["5", "0.0600", "7", "–", "0", "unfinished"],
+        ["6", "0.0700", "8", "0.0100", "6,000", "failed"],
+        ["3", "0.100", "5", "∞", "30", "diverged"],
+        ["4", "0.0500", "6", "–", "0", "failed"],
+    ]
+    assert "7 configurations: 2 finished, 1 stopped early, 1 unfinished, 1 diverged, 2 failed." in page.text
+    assert "Best validation loss 0.200, of trial 2." in page.text
+    assert f"Trials 4, 6 failed: {EVIL}" in page.text
+    assert f"saddlefree train digits adam --set decay={EVIL}" in page.text
+    assert page.tags.count("strong") == 6 + 1  # the best row's cells, and the failed trials
+    assert re.search(r"Configurations\s*7\s*Epochs\s*30\s*Budget\s*300.0 s", page.text)
+    assert page.addresses == []
+    assert not {"script", "link", "b"} & set(page.tags)
+    assert page.tags.count("svg") == 2
+    assert (tmp_path / "run" / "table.md").read_text().count("\n| ") == 9
+    assert PLACE in (tmp_path / "run" / "table.tex").read_text().replace(r"\textless{}", "<")
+    names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
+    assert names == {f"val-{name}.{kind}" for name in ("learning_rate", "----b-a--b-") for kind in ("png", "svg")}
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert report.write(tmp_path / "run").read_text() == first
+
+
+def test_tuning_that_found_nothing(tmp_path):
+    trials = [trial | {"val": None} for trial in TRIALS[3:6]]
+    page = Page(report.write(write_tuning(tmp_path, trials, best=None, commands=[])).read_text())
+    assert [row[0] for row in page.rows[1:]] == ["5", "3", "4"]
+    assert "3 configurations: 1 unfinished, 1 diverged, 1 failed. None has a finite validation loss." in page.text
+    assert "pre" not in page.tags
+    assert page.tags.count("svg") == 2
+
+
+def test_only_the_best_trials_are_in_the_table():
+    losses = np.random.default_rng(0).permutation(np.linspace(0.01, 0.99, 30)).tolist()
+    table = tables.tuning([trial(i, loss) for i, loss in enumerate(losses)], [], int(np.argmin(losses)))
+    assert table.caption.startswith("20 of 30 trials")
+    assert [row[0].text for row in table.rows] == [str(i) for i in np.argsort(losses)[:20]]
+    assert [row[0].best for row in table.rows] == [True] + 19 * [False]
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0, "log"), (-1, "linear")])
+def test_trials_beyond_the_frame_are_on_its_edge(shift, scale):
+    """An outlier and what diverged are seen, and flatten nothing; nor does a value that has no logarithm."""
+    trials = [trial(i, loss + shift, rate=0.01) for i, loss in enumerate([0.1, 0.2, 0.3, 0.4, 1e6])]
+    trials += [trial(5, None, "diverged", rate=0.02), trial(6, 0.2 + shift, "stopped", rate=0.0)]
+    trials += [trial(7, None, "unfinished", rate=0.03), trial(8, 0.3 + shift)]
+    (axes,) = figures.tuning(trials, "rate", {"range": [1e-3, 0.1], "log": True}, best=0).axes
+    (left, right), (_, top) = axes.get_xlim(), axes.get_ylim()
+    assert left < 1e-3 < 0.1 < right < 0.2
+    assert 0.4 < top - shift < 1
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", scale)
+    points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert points == {
+        "finished": [[0.01, loss + shift] for loss in (0.1, 0.2, 0.3, 0.4)] + [[0.01, top]],
+        "stopped early": [[left, 0.2 + shift]],
+        "diverged": [[0.02, top]],
+        "best": [[0.01, 0.1 + shift]],
+    }
+
+
+def test_trials_without_a_loss_are_on_the_top_edge():
+    (axes,) = figures.tuning(TRIALS[3:6], "learning_rate", {"range": [1e-3, 0.1], "log": True}, best=None).axes
+    top = axes.get_ylim()[1]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0.1, top]], [[0.05, top]]]
+    assert len(axes.get_yticks()) == 0
+
+
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
 def test_missing_file(tmp_path, name):
     (write_folder(tmp_path, compare_runs()) / name).unlink()
     with pytest.raises(UserError, match=rf"{name} is missing.*`saddlefree compare`"):
+        report.write(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "trials.json", "summary.json"])
+def test_missing_file_of_a_tuning_folder(tmp_path, name):
+    (write_tuning(tmp_path) / name).unlink()
+    with pytest.raises(UserError, match=rf"{name} is missing.*`saddlefree tune`"):
+        report.write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", '{"command": "tune", "title": ""}', r"config.json has no problem, optimiser, searched"),
+        ("trials.json", "{}", r"trials.json has no trials"),
+        ("trials.json", "[]", r"trials.json has no trials"),
+        ("trials.json", '[{"trial": 0}]', r"trials.json has no values, status, val, epoch"),
+        ("trials.json", json.dumps([trial(0, 1.0, "lost")]), r"trials.json: status must be one of .*, got 'lost'"),
+        ("summary.json", '{"best": {}}', r"summary.json has no commands"),
+        ("summary.json", '{"best": {}, "commands": []}', r"summary.json has no trial, val"),
+    ],
+)
+def test_damaged_file_of_a_tuning_folder(tmp_path, name, text, message):
+    (write_tuning(tmp_path) / name).write_text(text)
+    with pytest.raises(UserError, match=message):
         report.write(tmp_path)
 
 
@@ -243,9 +382,9 @@ def test_damaged_file(tmp_path, name, text, message):
 
 @given(st.floats(1e-30, 1e30), st.integers(2, 4), st.floats(1e-5, 1e5))
 def test_numbers_keep_their_digits(value, digits, like):
-    for text in (report.number(value, digits), report.number(value, digits, like=value)):
+    for text in (tables.number(value, digits), tables.number(value, digits, like=value)):
         assert float(text) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits))
-    assert ("e" in report.number(value, digits, like=like)) == (not (1e-2 <= like < 1e4 and value < 1e6))
+    assert ("e" in tables.number(value, digits, like=like)) == (not (1e-2 <= like < 1e4 and value < 1e6))
 
 
 def luminance(colour):
@@ -253,7 +392,7 @@ def luminance(colour):
     return sum(w * ((p + 0.055) / 1.055) ** 2.4 for w, p in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
-@pytest.mark.parametrize("colour", report.COLOURS)
+@pytest.mark.parametrize("colour", figures.COLOURS)
 def test_lines_are_seen_on_both_backgrounds(colour):
     """A contrast of 3 or more, as the accessibility guidelines ask of graphics."""
     template = (pathlib.Path(report.__file__).parent / "templates" / "report.html").read_text()
@@ -265,4 +404,4 @@ def test_lines_are_seen_on_both_backgrounds(colour):
 @pytest.mark.parametrize(("starts", "top"), [([2, 1], 6), ([1, 1e9], 3), ([4, 1e9, math.inf, 1, 2], 12)])
 def test_what_diverges_does_not_flatten_the_rest(starts, top):
     values = [np.array([start, 1e30]) for start in starts]
-    assert report._top([statistics.Curve(np.arange(2), median, median, median) for median in values]) == top
+    assert figures.top([statistics.Curve(np.arange(2), median, median, median) for median in values]) == top

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 
-from saddlefree.lab import problems, report, run
+from saddlefree.lab import figures, problems, run
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import write_json, write_lines
 from saddlefree.lab.program import precision
@@ -102,7 +102,7 @@ def study(
     run.open_folder(folder, config, resume)
     if (folder / "summary.json").exists():
         return
-    with matplotlib.rc_context(report.STYLE):
+    with matplotlib.rc_context(figures.STYLE):
         findings = entry.compute(folder, options, task, display)
     write_lines(folder / "metrics.jsonl", findings.lines)
     write_json(folder / "config.json", {**config, "figures": findings.figures, "tables": findings.tables})

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.acceleration import Accelerator, WeightedState
-from saddlefree.lab.report import COLOURS
+from saddlefree.lab.figures import COLOURS
 from saddlefree.lab.run import Display
 from saddlefree.lab.studies.base import Findings, Record, label, save
 from saddlefree.lab.task import Task

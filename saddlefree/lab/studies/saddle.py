@@ -19,7 +19,7 @@ import optax
 from matplotlib.figure import Figure
 
 import saddlefree as sf
-from saddlefree.lab.report import COLOURS
+from saddlefree.lab.figures import COLOURS
 from saddlefree.lab.run import Display
 from saddlefree.lab.studies.base import GREY, Findings, save
 from saddlefree.lab.task import Task

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.density import Density
-from saddlefree.lab import optimisers, problems, report
+from saddlefree.lab import optimisers, problems, tables
+from saddlefree.lab.figures import COLOURS
 from saddlefree.lab.program import LIMIT, Program, precision
-from saddlefree.lab.report import COLOURS
 from saddlefree.lab.run import Display
 from saddlefree.lab.studies.base import GREY, Findings, epochs, label, save
 from saddlefree.lab.task import Task, Tree
@@ -119,7 +119,7 @@ def _figure(found: list[Snapshot], size: int) -> Figure:
         axes.fill_between(grid, bottom / 2, heights, color=COLOURS[0], alpha=0.3, linewidth=0)
         axes.plot(grid, heights, color=COLOURS[0], linewidth=1.2)
         axes.axvline(0, color=GREY, linewidth=0.8)
-        text = f"step {snapshot.step:,}, loss {report.number(snapshot.loss)}"
+        text = f"step {snapshot.step:,}, loss {tables.number(snapshot.loss)}"
         axes.text(0.99, 0.95, text, transform=axes.transAxes, horizontalalignment="right", verticalalignment="top")
     panels[0].set(yscale="log")
     panels[0].set_ylim(bottom=bottom)

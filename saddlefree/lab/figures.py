@@ -1,0 +1,198 @@
+"""Figures of results: their style, curves and rankings over seeds, trials of a search, and how they are kept."""
+
+import io
+import math
+import pathlib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from saddlefree.lab import statistics
+from saddlefree.lab.tables import LOST, STATUSES, short
+
+INK = "#010203"  # stands for the text's colour: in an SVG it becomes currentColor
+STYLE: Any = {
+    **dict.fromkeys(
+        ["axes.edgecolor", "axes.labelcolor", "grid.color", "text.color", "xtick.color", "ytick.color"], INK
+    ),
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "axes.titleweight": "bold",
+    "font.size": 9.5,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "saddlefree",
+    "text.parse_math": False,
+}
+# Two groups of four colours that colour-blind readers tell apart, on white and on black; dashes tell the groups apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f5be8", "#b88600", "#2e9bd6", "#a8456b")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+WIDTH = 23  # of a name in a figure, in letters
+MARKS: dict[str, Any] = {
+    "finished": {"color": COLOURS[0], "marker": "o"},
+    "stopped": {"color": COLOURS[1], "marker": "v"},
+    "unfinished": {"color": COLOURS[2], "marker": "D"},
+    "diverged": {"color": COLOURS[3], "marker": "x", "markeredgewidth": 1.8},
+    "failed": {"color": COLOURS[4], "marker": "P"},
+    "best": {"color": INK, "marker": "o", "markerfacecolor": "none", "markersize": 12},
+}
+
+
+class Picture(NamedTuple):
+    """A figure, as it stands in the page, and its caption where it does not say itself what it shows."""
+
+    content: Markup
+    caption: str = ""
+
+
+def styles(names: Iterable[str]) -> dict[str, Any]:
+    """A line's colour and dashes for each name."""
+    return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i // 4 % 4]} for i, name in enumerate(names)}
+
+
+def top(curves: Iterable[statistics.Curve]) -> float:
+    """Three times the highest start: what diverges must not flatten the rest, nor one that has at its first value."""
+    starts = sorted(float(curve.median[0]) for curve in curves)
+    if starts[(len(starts) - 1) // 2] <= 0:  # a loss that may be negative has no scale to cut at
+        return math.inf
+    return 3 * max(start for start in starts if start <= 1e3 * starts[(len(starts) - 1) // 2])
+
+
+def curves(
+    curves: Mapping[str, statistics.Curve],
+    styles: Mapping[str, Any],
+    along: str,
+    within: tuple[float, float] = (-math.inf, math.inf),
+    linear: bool = False,
+) -> Figure:
+    """Medians with their bands; logarithmic where nothing is negative, and cut off outside of `within`."""
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    values = np.concatenate([np.ravel([curve.low, curve.median]) for curve in curves.values()])
+    values = np.clip(values[np.isfinite(values)], *within)
+    if not linear and np.all(values >= 0):
+        values = values[values > 0]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    for name, curve in curves.items():
+        # ∞ becomes a place above the frame, so that lines and bands are seen to leave.
+        median, *band = (np.minimum(part, high + abs(high) + 10 * (high - low)) for part in curve[1:])
+        axes.fill_between(curve.x, *band, color=styles[name]["color"], alpha=0.2, linewidth=0)
+        axes.plot(curve.x, median, label=textwrap.fill(name, WIDTH), **styles[name])
+    axes.set(xlabel=along, xscale="log")
+    label(axes.xaxis)
+    if low > 0 and not linear:
+        axes.set(yscale="log", ylim=(low / 1.2, high * 1.2))
+        label(axes.yaxis)
+    else:
+        space = 0.05 * (high - low) or 1.0
+        axes.set_ylim(low - space, high + space)
+    return figure
+
+
+def rankings(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> Figure:
+    """Lowest losses with their standard errors, best on top, and the mean ranks beside them."""
+    figure = Figure(figsize=(4.6, 1 + 0.32 * len(ranks)), layout="constrained")
+    axes = figure.add_subplot()
+    for row, (name, rank) in enumerate(ranks.items()):
+        if math.isfinite(rank.lowest):
+            error = rank.error if math.isfinite(rank.error) else 0.0
+            axes.errorbar(rank.lowest, row, xerr=error, fmt="o", color=styles[name]["color"])
+        beside = f"{rank.rank:.1f}" + (f" ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else "")
+        axes.text(1.03, row, beside, transform=axes.get_yaxis_transform(), verticalalignment="center")
+    axes.text(1.03, -0.8, "mean rank", transform=axes.get_yaxis_transform(), verticalalignment="center", alpha=0.7)
+    axes.set(xlabel="Lowest median", xscale="log", ylim=(len(ranks) - 0.5, -0.5))
+    axes.set_yticks(range(len(ranks)), [textwrap.fill(name, WIDTH) for name in ranks])
+    axes.grid(visible=False, axis="y")
+    label(axes.xaxis)
+    return figure
+
+
+def tuning(trials: Sequence[Mapping[str, Any]], name: str, where: Mapping[str, Any], best: int | None) -> Figure:
+    """Last validation losses against one hyperparameter, the best ringed.
+
+    On the top edge are trials that diverged or failed, and losses above three times the upper quartile of all, which
+    would flatten the rest; where losses may be negative, those further above it than three times its distance from the
+    lowest. A value outside of the searched range, as the registered one may be, is on the edge next to it.
+
+    Args:
+      trials: as `trials.json` of a tuning folder has them.
+      name: of the hyperparameter.
+      where: it was searched, as `config.json` has it: `range`, and whether its logarithm was drawn, `log`.
+      best: the best trial's number.
+    """
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(name)
+    axes.spines.top.set_visible(True)
+    low, high = where["range"]
+    _stretch(axes, "x", low, high, where["log"])
+    losses = [trial["val"] for trial in trials if trial["val"] is not None and trial["status"] not in LOST]
+    if losses:
+        _stretch(axes, "y", min(losses), _highest(losses), min(losses) > 0)
+    else:
+        axes.set(ylim=(0, 1), yticks=[])
+    places: dict[str, list[tuple[float, float]]] = {}
+    for trial in trials:
+        value, loss = trial["values"].get(name), math.inf if trial["status"] in LOST else trial["val"]
+        if value is not None and loss is not None:
+            place = float(np.clip(value, *axes.get_xlim())), min(loss, axes.get_ylim()[1])
+            places.setdefault(trial["status"], []).append(place)
+            if trial["trial"] == best:
+                places["best"] = [place]
+    for status, mark in MARKS.items():
+        if status in places:
+            x, y = zip(*places[status], strict=True)
+            axes.plot(x, y, linestyle="none", label=STATUSES.get(status, status), clip_on=False, zorder=3, **mark)
+    return figure
+
+
+def label(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as plain text: every power of ten, or more where there are few."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,), numticks=7))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(f"{value:g}")))
+
+
+def save(figure: Figure, path: pathlib.Path, title: str) -> Picture:
+    """Writes a figure as PNG, on white, and as SVG, whose text takes the colour of the page."""
+    figure.axes[0].set_title(title, loc="left", pad=10)
+    names = figure.axes[0].get_legend_handles_labels()[1]
+    if names:
+        longest = min(max(map(len, names)), WIDTH)
+        figure.legend(loc="outside lower center", ncols=min(3, 51 // (longest + 2)))
+    figure.savefig(path.with_suffix(".png"), dpi=200, facecolor="white")
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
+    svg = file.getvalue().replace(INK, "currentColor")
+    path.with_suffix(".svg").write_text(svg, "utf-8")
+    return Picture(Markup(svg[svg.index("<svg") :]))
+
+
+def _stretch(axes: Axes, axis: str, low: float, high: float, log: bool) -> None:
+    """Makes an axis from `low` to `high`, with a little space at both ends."""
+    space = max((high / low) ** 0.06, 1.1) if log else 0.06 * (high - low) or 1.0
+    ends = (low / space, high * space) if log else (low - space, high + space)
+    axes.set(**{f"{axis}scale": "log" if log else "linear", f"{axis}lim": ends})
+    if log:
+        label(getattr(axes, f"{axis}axis"))
+
+
+def _highest(losses: Sequence[float]) -> float:
+    """The highest loss that does not flatten the others."""
+    low, quartile = min(losses), float(np.quantile(losses, 0.75))
+    bound = 3 * quartile if low > 0 else quartile + 3 * (quartile - low)
+    return max(loss for loss in losses if loss <= bound)

@@ -1,0 +1,350 @@
+"""Random search with early stopping by ASHA, on Ray Tune, as the paper tunes. Needs the extra `saddlefree[tune]`.
+
+Configurations are drawn before anything runs, and each of them is a run with a folder of its own. After a crash every
+trial reports again what its folder holds, from which ASHA learns what it knew, and goes on from its checkpoint. Files
+of Ray's own are never read: they are pickles.
+"""
+
+import functools
+import logging
+import math
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+# Before Ray starts: it tells nobody of its use, and leaves logs, signals, folders and the screen to us.
+os.environ |= {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+
+import jax
+import numpy as np
+import ray
+import ray.tune
+
+from saddlefree.lab import optimisers, problems
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.metrics import read_json, read_lines, write_json
+from saddlefree.lab.program import Program, precision
+from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
+from saddlefree.lab.task import Task
+
+REDUCTION = 4
+"""ASHA lets one of so many trials go on from each rung to the next, which is so many times as far."""
+RUNGS = 2
+"""So many rungs lie below a whole run."""
+BATCH_SIZES = tuple(50 * 2**k for k in range(7))
+
+_FIGURES = ("val", "train", "test", "seconds")
+
+Record = dict[str, Any]
+"""A trial: its number, values and status, the last figures that it reported, and the node of Ray's where it ran."""
+Show = Callable[[Sequence[Record]], None]
+
+
+def search_space(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int) -> dict[str, Record]:
+    """What is searched, and where: the optimiser's ranges, and the batch size where there are batches."""
+    settings = optimisers.find(optimiser).settings
+    found = {
+        name: {"range": list(setting.search), "log": setting.log, "whole": setting.whole}
+        for name, setting in settings.items()
+        if setting.search and name not in fixed
+    }
+    if problems.find(problem).batch_size is not None and "batch_size" not in fixed:
+        sizes = [size for size in BATCH_SIZES if size <= examples]
+        found["batch_size"] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
+    if not found:
+        raise UserError(f"{optimiser} has nothing left to search on {problem}: leave out a --set, or use train")
+    return found
+
+
+def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, count: int, seed: int) -> list[Record]:
+    """`count` configurations: the registered one, so that tuning never ends below it, and random ones."""
+    entry, rng = optimisers.find(optimiser), np.random.default_rng(seed)
+    base = optimisers.configured(optimiser, problem, fixed)
+    space = search_space(problem, optimiser, fixed, examples)
+    if "batch_size" in space:
+        base.setdefault("batch_size", problems.find(problem).batch_size)
+    found = [base]
+    while len(found) < count:
+        values = dict(base)
+        for name, where in space.items():
+            if name == "batch_size":
+                values[name] = int(rng.choice([size for size in BATCH_SIZES if size <= where["range"][1]]))
+            elif name == "order":  # it needs 2N + 1 terms
+                values[name] = int(rng.integers((values["terms"] - 1) // 2 + 1))
+            else:
+                values[name] = entry.settings[name].draw(rng)
+        if "order" in fixed and "terms" in space:
+            values["terms"] = max(values["terms"], 2 * base["order"] + 1)
+        found.append(values)
+    return found
+
+
+def tune(
+    problem: str,
+    optimiser: str,
+    folder: pathlib.Path,
+    *,
+    configs: int = 100,
+    epochs: float | None = None,
+    budget: float | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    address: str | None = None,
+    cpus: int = 1,
+    gpus: float = 0,
+    data_dir: str | None = None,
+    resume: bool = False,
+    show: Show = lambda trials: None,
+) -> dict[str, Any]:
+    """Searches, or goes on with it, and returns what it wrote to `summary.json`.
+
+    Args:
+      problem, optimiser: what is tuned, on what; validation loss is the measure.
+      folder: for the results. Where trials run on several machines, they must all see it.
+      configs: how many configurations.
+      epochs: of a whole run; None is the problem's own number.
+      budget: seconds after which trials are broken off; None is the problem's own. Each resumption has its own.
+      fixed: hyperparameters that are not searched.
+      seed: of the configurations, and of the initial parameters and batches of every trial.
+      address: of a Ray cluster, such as `127.0.0.1:6379`; None starts one on this machine.
+      cpus, gpus: that each trial has to itself.
+      data_dir: where data sets are looked for first.
+      resume: whether the folder may hold this search already.
+      show: is told of all trials whenever something is new.
+    """
+    entry, fixed, folder = problems.find(problem), fixed or {}, folder.absolute()
+    epochs, budget = epochs or entry.epochs, budget or entry.tuning
+    data_dir = data_dir or os.environ.get("SADDLEFREE_DATA")
+    data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
+    optimisers.configured(optimiser, problem, fixed)
+    with _cluster(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
+        with precision(entry):
+            task = entry.load(data_dir)
+            examples = len(jax.tree.leaves(task.parts["train"])[0]) if jax.tree.leaves(task.parts["train"]) else 1
+            drawn = draw(problem, optimiser, fixed, examples, configs, seed)
+            for values in drawn:  # what cannot run is said before anything does
+                Program(entry, task, optimisers.find(optimiser), values, (seed,), epochs)
+        plan = {"problem": problem, "optimiser": optimiser, "configs": configs, "epochs": epochs, "seed": seed}
+        config = {
+            "command": "tune",
+            "title": f"Tuning {optimiser} on {entry.title}",
+            **plan,
+            "seeds": [seed],
+            "budget": budget,
+            "searched": search_space(problem, optimiser, fixed, examples),
+            "plan": {**plan, "fixed": dict(fixed)},
+            **circumstances(task),
+        }
+        open_folder(folder, config, resume)
+        trials = _Trials(folder, drawn, show)
+        try:
+            if not trials.over():
+                plans = [Plan(problem, optimiser, record["values"], (seed,), epochs) for record in trials.records]
+                _search(plans, trials, folder, data_dir, budget, {"cpu": cpus, "gpu": gpus})
+        except KeyboardInterrupt:
+            done = sum(record["status"] != "unfinished" for record in trials.records)
+            raise Interrupted(signal.SIGINT, f"with {done} of {configs} trials done") from None
+        finally:
+            trials.write()
+            shutil.rmtree(folder / "ray", ignore_errors=True)
+    summary = _summary(problem, optimiser, trials.records, [*config["searched"], *fixed])
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+def best(records: Sequence[Record]) -> Record | None:
+    """The trial with the lowest last validation loss, of those that were trained to the end if any was."""
+    lost = ("diverged", "failed")
+    finite = [record for record in records if record["val"] is not None and record["status"] not in lost]
+    whole = [record for record in finite if record["status"] == "finished"]
+    return min(whole or finite, key=lambda record: record["val"], default=None)
+
+
+def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
+    found = best(records)
+    commands = []
+    if found:
+        settings = [f"{name}={found['values'][name]}" for name in names if name in found["values"]]
+        commands = [
+            f"saddlefree train {problem} {optimiser} " + " ".join(f"--set {text}" for text in settings),
+            f"saddlefree compare {problem} --optimisers {optimiser} "
+            + " ".join(f"--set {optimiser}.{text}" for text in settings),
+        ]
+    return {"problem": problem, "optimiser": optimiser, "best": found, "commands": commands}
+
+
+class _Trials(ray.tune.Callback):
+    """What is known of all trials, kept in `trials.json` as Ray tells of it."""
+
+    def __init__(self, folder: pathlib.Path, drawn: Sequence[Record], show: Show):
+        self._path, self._show = folder / "trials.json", show
+        if self._path.exists():
+            self.records: list[Record] = read_json(self._path)
+        else:
+            self.records = [
+                {"trial": number, "values": values, "status": "unfinished", "val": None, "epoch": 0.0, "seconds": 0.0}
+                for number, values in enumerate(drawn)
+            ]
+            self.write()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Ray writes its callbacks to a file, where nothing of this is needed
+
+    def over(self) -> bool:
+        """Whether no trial is left to be run."""
+        return all(record["status"] != "unfinished" for record in self.records)
+
+    def write(self) -> None:
+        """Keeps what is known."""
+        write_json(self._path, self.records)
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: Record, **_: Any) -> None:
+        """A trial has been evaluated."""
+        self._note(trial, result)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+        """A trial has ended by itself, or ASHA has stopped it."""
+        self._end(trial, {"status": "stopped"} | trial.last_result)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
+        """A trial has failed: for want of memory, say."""
+        lines = str(trial.get_error() or "").strip().splitlines() or ["no reason given"]
+        self._end(trial, {"status": "failed", "error": lines[-1][:500]})
+
+    def _note(self, trial: Any, result: Record) -> None:
+        record = self.records[trial.config["trial"]]
+        if record["status"] == "unfinished":  # otherwise it only reports again
+            record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
+            if not math.isfinite(record["val"]):
+                record["val"] = None
+        self._show(self.records)
+
+    def _end(self, trial: Any, result: Record) -> None:
+        record = self.records[trial.config["trial"]]
+        if record["status"] == "unfinished":
+            record |= {name: result[name] for name in ("status", "error") if name in result}
+            self.write()
+            shutil.rmtree(_place(self._path.parent, record["trial"]) / "checkpoints", ignore_errors=True)
+        self._show(self.records)
+
+
+def _search(
+    plans: Sequence[Plan],
+    trials: _Trials,
+    folder: pathlib.Path,
+    data_dir: str | None,
+    budget: float,
+    resources: dict[str, float],
+) -> None:
+    epochs = plans[0].epochs
+    available = ray.cluster_resources()
+    for name, wanted in resources.items():
+        if wanted > available.get(name.upper(), 0):
+            raise UserError(
+                f"{name}s must be at most the {available.get(name.upper(), 0):g} that Ray has, got {wanted:g}"
+            )
+    done = [record["status"] != "unfinished" for record in trials.records]
+    work = functools.partial(_trial, plans=plans, done=done, folder=folder, data_dir=data_dir)
+    tuner = ray.tune.Tuner(
+        ray.tune.with_resources(work, resources),
+        param_space={"trial": ray.tune.grid_search(list(range(len(plans))))},
+        tune_config=ray.tune.TuneConfig(
+            metric="val",
+            mode="min",
+            scheduler=ray.tune.schedulers.ASHAScheduler(
+                time_attr="epoch",
+                max_t=epochs,
+                grace_period=epochs / REDUCTION**RUNGS,
+                reduction_factor=REDUCTION,
+                stop_last_trials=False,
+            ),
+            time_budget_s=budget,
+            reuse_actors=True,
+        ),
+        run_config=ray.tune.RunConfig(name="trials", storage_path=str(folder / "ray"), callbacks=[trials], verbose=0),
+    )
+    tuner.fit()
+
+
+def _trial(
+    config: Mapping[str, Any],
+    *,
+    plans: Sequence[Plan],
+    done: Sequence[bool],
+    folder: pathlib.Path,
+    data_dir: str | None,
+) -> None:
+    """One run in a process of Ray's; each validation loss is reported, and ASHA may end it there."""
+    number = config["trial"]
+    plan, place = plans[number], _place(folder, number)
+    for line in read_lines(place / "metrics.jsonl"):
+        _report(line)
+    if done[number]:
+        return
+
+    def display(step: int, steps: int, figures: Mapping[str, Any]) -> None:
+        if step < steps:  # the last one is reported when its files are written
+            _report(figures)
+
+    open_folder(place, {"command": "train", "plan": plan.record()}, resume=True)
+    jax.clear_caches()  # of the trial that was here before
+    summary = run(plan, _task(plan.problem, data_dir), place, keep_checkpoint=False, display=display)
+    last = {name: value[0] if isinstance(value, list) else value for name, value in summary.items()}
+    if summary["status"] == "diverged" or last.get("val", last["train"]) is None:
+        last |= {"status": "diverged", "val": math.inf}
+    ray.tune.report(_figures(last) | {"status": last["status"], "epoch": summary["epochs"]})
+
+
+def _report(line: Mapping[str, Any]) -> None:
+    if "epoch" in line and line.get("val") is not None and math.isfinite(line["val"]):
+        ray.tune.report(_figures(line) | {"epoch": line["epoch"]})
+
+
+def _figures(line: Mapping[str, Any]) -> Record:
+    known = {name: line[name] for name in _FIGURES if line.get(name) is not None}
+    return {**known, "node": ray.get_runtime_context().get_node_id()[:8]}
+
+
+@functools.lru_cache(maxsize=1)
+def _task(problem: str, data_dir: str | None) -> Task:
+    """Loaded once in a process."""
+    entry = problems.find(problem)
+    with precision(entry):
+        return entry.load(data_dir)
+
+
+def _place(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / "trials" / f"{number:03}"
+
+
+@contextmanager
+def _cluster(address: str | None, threads: int) -> Iterator[None]:
+    """A connection to Ray, which ends with it; without an address, Ray itself does too."""
+    limit = {"env_vars": {"NPROC": str(threads)}}  # of XLA's threads, for others run beside a trial
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
+    try:
+        if address is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        if address is None:
+            raise UserError(f"Ray cannot be started ({reason})") from error
+        hint = "is it running, and is RAY_AUTH_MODE here what it is there?"
+        raise UserError(f"Ray cannot be reached at {address} ({reason}): {hint}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
