@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test bench lint docs clean
+.PHONY: demo test bench reproduce lint docs clean
 
 demo: .venv/dev.stamp
 	rm -rf runs/demo
@@ -25,6 +25,9 @@ bench: .venv/dev.stamp
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.energy)
 
+reproduce: .venv/dev.stamp
+	$(BIN)/saddlefree reproduce
+
 docs: .venv/docs.stamp
 	$(BIN)/mkdocs build --strict
 
@@ -33,7 +36,7 @@ clean:
 
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
-	$(INSTALL) --editable '.[dev,lab]'
+	$(INSTALL) --editable '.[dev,lab,tune]'
 	touch $@
 
 .venv/docs.stamp: .venv/dev.stamp

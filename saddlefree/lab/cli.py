@@ -11,7 +11,7 @@ import tyro
 from rich.markup import escape
 
 from saddlefree.lab import compare as comparison
-from saddlefree.lab import data, optimisers, problems, report, studies, tables
+from saddlefree.lab import data, optimisers, problems, report, reproduce, studies, tables
 from saddlefree.lab.display import CONSOLE, ERRORS, progress, ranked, table, trials
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json
@@ -141,6 +141,7 @@ def compare(
     epochs: float | None = None,
     budget: str | None = None,
     set: Changes = [],  # noqa: B006
+    evaluations: int | None = None,
     out: pathlib.Path | None = None,
     resume: bool = False,
     data_dir: str | None = None,
@@ -154,6 +155,7 @@ def compare(
       epochs: the problem's own number unless given.
       budget: seconds of training for each seed of each optimiser in place of epochs, such as 60s or 5min.
       set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated.
+      evaluations: in each run; the problem's own number unless given.
       out: the folder for the results.
       resume: go on with the comparison in that folder.
       data_dir: where data sets are looked for first.
@@ -167,6 +169,8 @@ def compare(
         changes.setdefault(name, {})[setting] = value
     if seeds < 1:
         raise UserError(f"seeds must be a whole number ≥ 1, got {seeds}")
+    if evaluations is not None and evaluations < 1:
+        raise UserError(f"evaluations must be a whole number ≥ 1, got {evaluations}")
     folder = out or pathlib.Path("runs") / f"compare-{problem}"
     with progress() as announce:
         summary = comparison.compare(
@@ -177,6 +181,7 @@ def compare(
             epochs=None if epochs is None else _positive("epochs", epochs, 1),
             budget=None if budget is None else seconds(budget),
             changes=changes,
+            evaluations=evaluations,
             data_dir=data_dir,
             resume=resume,
             announce=announce,
@@ -231,7 +236,8 @@ def tune(
             raise UserError(f"{name} must be a number ≥ {least}, got {value}")
     folder = out or pathlib.Path("runs") / f"tune-{problem}-{optimiser}"
     names = [name for name in optimisers.find(optimiser).settings if name not in fixed]
-    searched = [name for name in names if optimisers.find(optimiser).settings[name].search] + ["batch_size"]
+    searched = [name for name in names if optimisers.find(optimiser).settings[name].search]
+    searched += ["batch_size"] * (problems.find(problem).batch_size is not None and "batch_size" not in fixed)
     with trials(searched) as show:
         summary = tuning.tune(
             problem,
@@ -291,6 +297,38 @@ def study(
     _show_report(folder)
 
 
+def run_all(
+    *,
+    budget: str = "1h",
+    only: str = "",
+    work: pathlib.Path = pathlib.Path("runs/reproduce"),
+    out: pathlib.Path = pathlib.Path("results"),
+    docs: pathlib.Path = pathlib.Path("docs"),
+    data_dir: str | None = None,
+) -> None:
+    """Does the paper's experiments, as many as there is time for, and writes their results and a page of them.
+
+    What has results already is not done again: give it as many sittings as you like.
+
+    Args:
+      budget: how long to go on beginning something new, such as 1h.
+      only: parts or items with commas between, such as studies,uci-energy:adam; all unless given.
+      work: the folder for searches and runs.
+      out: the folder for the results.
+      docs: the folder for results.md and its figures.
+      data_dir: where data sets are looked for first.
+    """
+    parts = [part.strip() for part in only.split(",") if part.strip()]
+
+    def say(text: str) -> None:
+        CONSOLE.print(escape(text), soft_wrap=True, highlight=False, style="bold")
+
+    left = reproduce.reproduce(work, out, docs, budget=seconds(budget), only=parts, data_dir=data_dir, say=say)
+    CONSOLE.print(f"{docs / 'results.md'} has the results", soft_wrap=True)
+    if left:
+        CONSOLE.print(f"not done yet: {', '.join(left)}", soft_wrap=True, highlight=False)
+
+
 def show_report(folder: tyro.conf.Positional[pathlib.Path]) -> None:
     """Writes tables and figures of a result folder, and one self-contained page of them.
 
@@ -321,6 +359,7 @@ COMMANDS = {
     "compare": compare,
     "tune": tune,
     "study": study,
+    "reproduce": run_all,
     "report": show_report,
 }
 

@@ -28,6 +28,7 @@ def compare(
     epochs: float | None = None,
     budget: float | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
+    evaluations: int | None = None,
     data_dir: str | None = None,
     resume: bool = False,
     announce: Announce = lambda text: lambda step, steps, figures: None,
@@ -42,6 +43,7 @@ def compare(
       epochs: as many for all; None is the problem's own number.
       budget: seconds of training for each seed of each optimiser, in place of epochs.
       changes: hyperparameters other than the registered ones, by optimiser.
+      evaluations: in each run; None is the problem's own number.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this comparison already.
       announce: shows progress.
@@ -73,7 +75,7 @@ def compare(
             one = Plan(problem, name, values[name], group, epochs, budget)
             open_folder(where, {"command": "train", "plan": one.record()}, resume=True)
             label = f"{name}, {seeds} seeds" if together else f"{name}, seed {group[0]}"
-            run(one, task, where, keep_checkpoint=False, display=announce(label))
+            run(one, task, where, keep_checkpoint=False, evaluations=evaluations, display=announce(label))
             written = list(read_lines(where / "metrics.jsonl"))
             for seed in group:
                 mine = [line for line in written if line.get("seed", seed) == seed]

@@ -167,14 +167,19 @@ def label(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(f"{value:g}")))
 
 
-def save(figure: Figure, path: pathlib.Path, title: str) -> Picture:
-    """Writes a figure as PNG, on white, and as SVG, whose text takes the colour of the page."""
+def save_png(figure: Figure, path: pathlib.Path, title: str) -> None:
+    """Gives a figure its title and legend, and writes it on white."""
     figure.axes[0].set_title(title, loc="left", pad=10)
     names = figure.axes[0].get_legend_handles_labels()[1]
     if names:
         longest = min(max(map(len, names)), WIDTH)
         figure.legend(loc="outside lower center", ncols=min(3, 51 // (longest + 2)))
-    figure.savefig(path.with_suffix(".png"), dpi=200, facecolor="white")
+    figure.savefig(path, dpi=200, facecolor="white")
+
+
+def save(figure: Figure, path: pathlib.Path, title: str) -> Picture:
+    """Writes a figure as PNG, on white, and as SVG, whose text takes the colour of the page."""
+    save_png(figure, path.with_suffix(".png"), title)
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     svg = file.getvalue().replace(INK, "currentColor")

@@ -66,6 +66,11 @@ class Plan:
         return {**dataclasses.asdict(self), "seeds": list(self.seeds)}
 
 
+def cores() -> int:
+    """Of the processor, that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def circumstances(task: Task) -> dict[str, Any]:
     """What else is worth knowing of a run."""
     packages = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
@@ -73,7 +78,7 @@ def circumstances(task: Task) -> dict[str, Any]:
         "data": {"source": task.source, "partial": task.partial},
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in packages},
-        "machine": {"platform": jax.default_backend(), "system": platform.system(), "cores": os.cpu_count()},
+        "machine": {"platform": jax.default_backend(), "system": platform.system(), "cores": cores()},
     }
 
 
@@ -107,6 +112,7 @@ def run(
     every_step: bool = False,
     checkpoint_every: float = 30.0,
     keep_checkpoint: bool = True,
+    evaluations: int | None = None,
     display: Display = lambda step, steps, figures: None,
 ) -> dict[str, Any]:
     """Trains as planned, from the start or the last checkpoint, and returns what it wrote to `summary.json`.
@@ -118,6 +124,7 @@ def run(
       every_step: whether each step has a line of metrics, and TensorBoard its events; otherwise each evaluation has.
       checkpoint_every: seconds between checkpoints.
       keep_checkpoint: whether the last state is kept when the run is finished.
+      evaluations: in the whole run, beside a few early ones; None is the problem's own number.
       display: shows progress.
     """
     if (folder / "summary.json").exists():
@@ -125,7 +132,7 @@ def run(
     problem = problems.find(plan.problem)
     with precision(problem), _signals() as caught:
         program, per_step = _program(plan, task, problem)
-        clock = _Clock(plan, program, problem.evaluations, per_step)
+        clock = _Clock(plan, program, evaluations or problem.evaluations, per_step)
         state, at = program.start(), Position()
         if checkpoint.latest(folder) is not None:
             state, record = checkpoint.restore(folder, state)

@@ -34,13 +34,15 @@ from saddlefree.lab import optimisers, problems
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
+from saddlefree.lab.run import Interrupted, Plan, circumstances, cores, open_folder, run
 from saddlefree.lab.task import Task
 
 REDUCTION = 4
 """ASHA lets one of so many trials go on from each rung to the next, which is so many times as far."""
 RUNGS = 2
 """So many rungs lie below a whole run."""
+WORST = 1e30
+"""The loss of a trial that diverged, for Ray; ∞ would make ASHA's percentiles NaN."""
 BATCH_SIZES = tuple(50 * 2**k for k in range(7))
 
 _FIGURES = ("val", "train", "test", "seconds")
@@ -73,17 +75,21 @@ def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, 
     space = search_space(problem, optimiser, fixed, examples)
     if "batch_size" in space:
         base.setdefault("batch_size", problems.find(problem).batch_size)
+    if "order" in space:  # it needs 2N + 1 terms, and either may be fixed
+        base["order"] = min(base["order"], (base["terms"] - 1) // 2)
+    elif "terms" in space:
+        base["terms"] = max(base["terms"], 2 * base["order"] + 1)
     found = [base]
     while len(found) < count:
         values = dict(base)
         for name, where in space.items():
             if name == "batch_size":
                 values[name] = int(rng.choice([size for size in BATCH_SIZES if size <= where["range"][1]]))
-            elif name == "order":  # it needs 2N + 1 terms
+            elif name == "order":
                 values[name] = int(rng.integers((values["terms"] - 1) // 2 + 1))
             else:
                 values[name] = entry.settings[name].draw(rng)
-        if "order" in fixed and "terms" in space:
+        if "terms" in space and "order" not in space:
             values["terms"] = max(values["terms"], 2 * base["order"] + 1)
         found.append(values)
     return found
@@ -225,7 +231,7 @@ class _Trials(ray.tune.Callback):
         record = self.records[trial.config["trial"]]
         if record["status"] == "unfinished":  # otherwise it only reports again
             record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
-            if not math.isfinite(record["val"]):
+            if not record["val"] < WORST:
                 record["val"] = None
         self._show(self.records)
 
@@ -301,7 +307,7 @@ def _trial(
     summary = run(plan, _task(plan.problem, data_dir), place, keep_checkpoint=False, display=display)
     last = {name: value[0] if isinstance(value, list) else value for name, value in summary.items()}
     if summary["status"] == "diverged" or last.get("val", last["train"]) is None:
-        last |= {"status": "diverged", "val": math.inf}
+        last |= {"status": "diverged", "val": WORST}
     ray.tune.report(_figures(last) | {"status": last["status"], "epoch": summary["epochs"]})
 
 
@@ -334,11 +340,10 @@ def _cluster(address: str | None, threads: int) -> Iterator[None]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
     try:
         if address is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         if address is None:
             raise UserError(f"Ray cannot be started ({reason})") from error

@@ -1,0 +1,214 @@
+"""The paper's experiments as a list of this laboratory's own commands, worked off within a budget of time.
+
+Each item is tuned, where it says so, and run over its seeds; what it finds becomes a row of the results at once. An
+item whose row is there already is not done again, so that the work can be spread over many sittings.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from saddlefree.lab import optimisers, results
+from saddlefree.lab.errors import UserError, nearest
+from saddlefree.lab.metrics import read_json
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One optimiser on one problem."""
+
+    part: str  # the problem
+    optimiser: str
+    seeds: int
+    label: str = ""  # of its row; the optimiser's name unless given
+    epochs: float | None = None
+    budget: int | None = None  # seconds of training, in place of epochs
+    configs: int = 0  # that are searched; without any, hyperparameters are the registered ones
+    changes: tuple[tuple[str, Any], ...] = ()  # to these, and not searched
+    evaluations: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The row's name."""
+        return self.label or self.optimiser
+
+    def plan(self) -> dict[str, Any]:
+        """All that its results depend on."""
+        kept = ("seeds", "epochs", "budget", "configs")
+        return {name: getattr(self, name) for name in kept} | {"changes": dict(self.changes)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One of the studies, in a size that fits."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    part: str = "studies"
+
+    def plan(self) -> dict[str, Any]:
+        """All that its results depend on."""
+        return {"options": list(self.options)}
+
+
+def _pinns() -> list[Item | Study]:
+    names = ("lanczos-adaptive", "lbfgs", "adam", "low-rank", "kfac", "series-adaptive")
+    return [
+        Item(f"pinn-{equation}", name, 3, budget=40)
+        for equation in ("poisson", "convection", "burgers")
+        for name in names
+    ]
+
+
+def _images() -> list[Item | Study]:
+    """A few steps of the same batches for all; the number of terms is the paper's."""
+    batch = (("batch_size", 64),)
+    small = {
+        "sgd": batch,
+        "adam": batch,
+        "low-rank": (*batch, ("rank", 5), ("refresh_every", 5)),
+        "lanczos": (*batch, ("products", 3)),
+        "series": batch,
+        "kfac": batch,
+    }
+    return [
+        Item(problem, name, 1, epochs=0.08, changes=changes, evaluations=2)
+        for problem in ("svhn", "cifar-10")
+        for name, changes in small.items()
+    ]
+
+
+COSINE = (("decay", "cosine"),)
+ITEMS: list[Item | Study] = [
+    Study("saddle"),
+    Study("accelerators"),
+    Study("spectrum"),
+    Item("uci-energy", "low-rank", 50, configs=20),
+    Item("uci-energy", "adam", 50, configs=20),
+    Item("uci-energy", "adam", 50, "adam, cosine decay", configs=20, changes=COSINE),
+    Item("uci-energy", "sgd", 50, configs=20),
+    Item("uci-energy", "lanczos-adaptive", 10, configs=20),
+    Item("uci-energy", "kfac", 10, configs=20),
+    Item("uci-energy", "kfac-fixed", 10, configs=20),
+    Item("uci-energy", "lbfgs", 10, epochs=1000, configs=20),
+    Item("uci-energy", "series-adaptive", 10, configs=20),
+    Item("uci-energy", "series", 10, configs=20),
+    Item("fashion-mnist", "low-rank", 5, configs=20),
+    Item("fashion-mnist", "adam", 5),
+    Item("fashion-mnist", "adam", 5, "adam, cosine decay", configs=20, changes=COSINE),
+    Item("fashion-mnist", "sgd", 5),
+    Item("fashion-mnist", "kfac", 5),
+    Item("fashion-mnist", "kfac-fixed", 5),
+    Item("fashion-mnist", "series-adaptive", 5),
+    Item("fashion-mnist", "series", 5),
+    Item("fashion-mnist", "lanczos-adaptive", 5),
+    Item("fashion-mnist", "lbfgs", 5),
+    *_pinns(),
+    *_images(),
+    Item("uci-energy", "exact-adaptive", 3, epochs=100),
+    Item("uci-energy", "exact", 3, epochs=100),
+    Item("uci-energy", "newton", 3, epochs=100),
+    Study("truncation", ("--steps", "300")),
+]
+"""In the order in which they are done."""
+
+
+def full_name(item: Item | Study) -> str:
+    """Its part and its name there."""
+    return f"{item.part}:{item.name}"
+
+
+def reproduce(
+    work: pathlib.Path,
+    out: pathlib.Path,
+    docs: pathlib.Path,
+    *,
+    budget: float,
+    only: Sequence[str] = (),
+    data_dir: str | None = None,
+    say: Say = print,
+) -> list[str]:
+    """Does what has no results yet, as long as there is time, and returns the names of what is left.
+
+    Args:
+      work: for the folders of searches, runs and studies.
+      out: for the results.
+      docs: for `results.md` and its figures.
+      budget: seconds; an item that has begun is done to its end.
+      only: parts, or single items such as `uci-energy:sgd`; all where it is empty.
+      data_dir: where data sets are looked for first.
+      say: is told of each command.
+    """
+    parts = list(dict.fromkeys(item.part for item in ITEMS))
+    known = {*parts, *(full_name(item) for item in ITEMS)}
+    for wanted in only:
+        if wanted not in known:
+            hint = nearest(wanted, known, f"there are {', '.join(parts)}")
+            raise UserError(f"{wanted!r} is not known: {hint}")
+    begin, left = time.monotonic(), []
+    for item in ITEMS:
+        if results.holds(out, item.part, item.name, item.plan()):
+            continue
+        name = full_name(item)
+        if (only and not {item.part, name} & {*only}) or time.monotonic() - begin > budget:
+            left.append(name)
+            continue
+        try:
+            _perform(item, work, out, [] if data_dir is None else ["--data-dir", data_dir], say)
+        except UserError as error:
+            say(str(error))
+            left.append(name)
+        results.write_page(out, docs, left_out(out))
+    results.write_page(out, docs, left_out(out))
+    return left
+
+
+def left_out(out: pathlib.Path) -> list[str]:
+    """What has no results yet."""
+    return [full_name(item) for item in ITEMS if not results.holds(out, item.part, item.name, item.plan())]
+
+
+def _perform(item: Item | Study, work: pathlib.Path, out: pathlib.Path, data: list[str], say: Say) -> None:
+    if isinstance(item, Study):
+        folder = work / f"study-{item.name}"
+        _command(["study", item.name, *item.options, "--out", str(folder), "--resume", *data], say)
+        results.add_study(out, item.name, folder, item.plan())
+        return
+    searched = None
+    values = dict(item.changes)
+    if item.configs:
+        searched = work / "tune" / item.part / item.name.replace(", ", "-").replace(" ", "-")
+        settings = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
+        command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *settings]
+        command += [] if item.epochs is None else ["--max-epochs", str(item.epochs)]
+        _command([*command, "--out", str(searched), "--resume", *data], say)
+        best = read_json(searched / "summary.json")["best"]
+        if best is None:
+            raise UserError(f"{searched}: no trial ended with a finite loss")
+        known = optimisers.configured(item.optimiser, item.part, {})
+        values = {name: value for name, value in best["values"].items() if value != known.get(name)}
+    folder = work / item.part / item.name.replace(", ", "-").replace(" ", "-")
+    command = ["compare", item.part, "--optimisers", item.optimiser, "--seeds", str(item.seeds)]
+    for name in ("epochs", "budget", "evaluations"):
+        if getattr(item, name) is not None:
+            command += [f"--{name}", str(getattr(item, name))]
+    command += [text for name, value in values.items() for text in ("--set", f"{item.optimiser}.{name}={value}")]
+    _command([*command, "--out", str(folder), "--resume", *data], say)
+    results.add(out, item.part, item.name, folder, item.plan(), searched)
+
+
+def _command(arguments: list[str], say: Say) -> None:
+    """Runs a command of this laboratory in a process of its own, whose memory is free afterwards."""
+    say(f"saddlefree {shlex.join(arguments)}")
+    code = subprocess.run([sys.executable, "-m", "saddlefree.lab.cli", *arguments], check=False).returncode
+    if code in (130, 143, -2, -15):
+        raise KeyboardInterrupt
+    if code:
+        raise UserError(f"`saddlefree {arguments[0]} {arguments[1]}` ended with {code}; this item is left out")
