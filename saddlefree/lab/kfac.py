@@ -60,6 +60,7 @@ class Kfac:
             curvature_ema=ema,
             num_burnin_steps=0,
             min_damping=1e-8,
+            max_damping=1e3,  # as ours; without it λ grows on a kink until nothing is left but NaN
         )
 
     def init(self, params: Tree, model_state: Tree, seed: Any, batch: Batch) -> KfacState:

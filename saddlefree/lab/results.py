@@ -161,7 +161,10 @@ def _hyperparameters(folder: pathlib.Path, problem: str) -> tables.Table:
         else:
             source = "defaults" if problem not in optimisers.find(row["method"]).tuned else "registered"
         changed = {**row["values"], "batch_size": row["batch_size"] or "all"}
-        values = ", ".join(f"{name} {tables.text(value)}" for name, value in changed.items())
+        values = ", ".join(
+            f"{name} {tables.short(f'{value:.4g}') if isinstance(value, float) else value}"
+            for name, value in changed.items()
+        )
         table.rows.append([tables.Cell(row["name"]), tables.Cell(source), tables.Cell(values)])
     return table
 
@@ -215,14 +218,12 @@ def _read(folder: pathlib.Path, part: str) -> Record:
 
 
 def _replace(folder: pathlib.Path, part: str, record: Record, row: Record) -> None:
-    """Puts a row into the place of the one of its name, or behind the others."""
-    names = [old["name"] for old in record["rows"]]
-    if row["name"] in names:
-        record["rows"][names.index(row["name"])] = row
-    else:
-        record["rows"].append(row)
+    """Puts a row into the place of the one of its name; the order is the registry's, whichever was measured first."""
+    order = list(optimisers.OPTIMISERS)
+    rows = [old for old in record["rows"] if old["name"] != row["name"]] + [row]
+    rows.sort(key=lambda row: (order.index(row["method"]) if "method" in row else 0, row["name"]))
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{part}.json", record)
+    write_json(folder / f"{part}.json", {**record, "rows": rows})
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -15,6 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 import jax
 import numpy as np
 
@@ -127,10 +132,10 @@ def run(
       evaluations: in the whole run, beside a few early ones; None is the problem's own number.
       display: shows progress.
     """
-    if (folder / "summary.json").exists():
-        return read_json(folder / "summary.json")
     problem = problems.find(plan.problem)
-    with precision(problem), _signals() as caught:
+    with _alone(folder), precision(problem), _signals() as caught:
+        if (folder / "summary.json").exists():
+            return read_json(folder / "summary.json")
         program, per_step = _program(plan, task, problem)
         clock = _Clock(plan, program, evaluations or problem.evaluations, per_step)
         state, at = program.start(), Position()
@@ -266,6 +271,29 @@ class _Clock:
         due = sum(mark <= at.seconds for mark in self._marks)
         self._marks = self._marks[due:]
         return due > 0
+
+
+@contextmanager
+def _alone(folder: pathlib.Path, patience: float = 10.0) -> Iterator[None]:
+    """Keeps other processes out of a folder, for as long as this one lives; one that is just ending is waited for."""
+    if fcntl is None:
+        yield
+        return
+    handle, begin = os.open(folder, os.O_RDONLY), time.monotonic()
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - begin > patience:
+                    raise UserError(
+                        f"{folder} is in use by another process: let it end, or choose another --out"
+                    ) from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_what_is_left_out_is_what_has_no_results():
 
 def test_a_row_holds_what_was_compared(kept, compared):
     record = json.loads((kept / "results" / "saddle.json").read_text())
-    assert [row["name"] for row in record["rows"]] == ["adam", "sgd"]
+    assert [row["name"] for row in record["rows"]] == ["sgd", "adam"]
     for row in record["rows"]:
         (summary,) = read_json(compared / row["name"] / "summary.json")["rows"]
         assert {name: row[name] for name in summary} == summary
@@ -59,7 +59,7 @@ def test_a_row_is_replaced_and_the_others_stay(kept, compared):
     results.add(folder, "saddle", "adam", compared / "sgd", {**PLAN, "configs": 3}, None)
     after = read_json(folder / "saddle.json")["rows"]
     assert [row["name"] for row in after] == ["adam", "sgd"]
-    assert after[1] == before[1]
+    assert after[1] == before[0]
     assert after[0]["method"] == "sgd"
     assert results.holds(folder, "saddle", "adam", {**PLAN, "configs": 3})
     assert not results.holds(folder, "saddle", "adam", PLAN)
@@ -81,7 +81,7 @@ def test_time_to_a_loss_is_where_the_curve_first_falls_below(kept):
 
 def test_what_is_said_may_use_every_row(kept):
     (kept / "results" / "reading.md").write_text('Adam: {{ number(row("saddle", "adam").train) }}.\n')
-    row = read_json(kept / "results" / "saddle.json")["rows"][0]
+    row = read_json(kept / "results" / "saddle.json")["rows"][1]
     assert f"Adam: {results.tables.number(row['train'])}." in results.page(kept / "results")
 
 

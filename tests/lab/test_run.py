@@ -18,7 +18,7 @@ from saddlefree.lab import checkpoint, optimisers, problems
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import Metrics, read_json, read_lines, write_json
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, Plan, open_folder, run
+from saddlefree.lab.run import Interrupted, Plan, _alone, open_folder, run
 
 SADDLE = problems.find("saddle")
 
@@ -287,3 +287,17 @@ def test_exact_refuses_what_is_too_large(tmp_path):
         program = Program(entry, large, optimisers.find("exact"), values, (0,), 1)
         with pytest.raises(UserError, match="takes at most max_size=4096 parameters, got 5000"):
             program.start()
+
+
+def test_a_folder_is_used_by_one_process_at_a_time(tmp_path):
+    hold = "import sys, pathlib; from saddlefree.lab.run import _alone\n"
+    hold += "with _alone(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="in use by another process"), _alone(tmp_path, patience=0.2):
+            pass
+        other.stdin.close()
+    with _alone(tmp_path, patience=0.2):
+        pass
