@@ -192,7 +192,8 @@ def _perform(item: Item | Study, work: pathlib.Path, out: pathlib.Path, data: li
         settings = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
         command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *settings]
         command += [] if item.epochs is None else ["--max-epochs", str(item.epochs)]
-        _command([*command, "--out", str(searched), "--resume", *data], say)
+        if not (searched / "summary.json").exists():  # otherwise its budget is spent
+            _command([*command, "--out", str(searched), "--resume", *data], say)
         best = read_json(searched / "summary.json")["best"]
         if best is None:
             raise UserError(f"{searched}: no trial ended with a finite loss")

@@ -26,15 +26,15 @@ os.environ |= {
 }
 
 import jax
-import numpy as np
 import ray
 import ray.tune
 
-from saddlefree.lab import optimisers, problems
+from saddlefree.lab import optimisers, problems, search
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.program import Program, precision
 from saddlefree.lab.run import Interrupted, Plan, circumstances, cores, open_folder, run
+from saddlefree.lab.search import Record
 from saddlefree.lab.task import Task
 
 REDUCTION = 4
@@ -43,56 +43,9 @@ RUNGS = 2
 """So many rungs lie below a whole run."""
 WORST = 1e30
 """The loss of a trial that diverged, for Ray; ∞ would make ASHA's percentiles NaN."""
-BATCH_SIZES = tuple(50 * 2**k for k in range(7))
-
 _FIGURES = ("val", "train", "test", "seconds")
 
-Record = dict[str, Any]
-"""A trial: its number, values and status, the last figures that it reported, and the node of Ray's where it ran."""
 Show = Callable[[Sequence[Record]], None]
-
-
-def search_space(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int) -> dict[str, Record]:
-    """What is searched, and where: the optimiser's ranges, and the batch size where there are batches."""
-    settings = optimisers.find(optimiser).settings
-    found = {
-        name: {"range": list(setting.search), "log": setting.log, "whole": setting.whole}
-        for name, setting in settings.items()
-        if setting.search and name not in fixed
-    }
-    if problems.find(problem).batch_size is not None and "batch_size" not in fixed:
-        sizes = [size for size in BATCH_SIZES if size <= examples]
-        found["batch_size"] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
-    if not found:
-        raise UserError(f"{optimiser} has nothing left to search on {problem}: leave out a --set, or use train")
-    return found
-
-
-def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, count: int, seed: int) -> list[Record]:
-    """`count` configurations: the registered one, so that tuning never ends below it, and random ones."""
-    entry, rng = optimisers.find(optimiser), np.random.default_rng(seed)
-    base = optimisers.configured(optimiser, problem, fixed)
-    space = search_space(problem, optimiser, fixed, examples)
-    if "batch_size" in space:
-        base.setdefault("batch_size", problems.find(problem).batch_size)
-    if "order" in space:  # it needs 2N + 1 terms, and either may be fixed
-        base["order"] = min(base["order"], (base["terms"] - 1) // 2)
-    elif "terms" in space:
-        base["terms"] = max(base["terms"], 2 * base["order"] + 1)
-    found = [base]
-    while len(found) < count:
-        values = dict(base)
-        for name, where in space.items():
-            if name == "batch_size":
-                values[name] = int(rng.choice([size for size in BATCH_SIZES if size <= where["range"][1]]))
-            elif name == "order":
-                values[name] = int(rng.integers((values["terms"] - 1) // 2 + 1))
-            else:
-                values[name] = entry.settings[name].draw(rng)
-        if "terms" in space and "order" not in space:
-            values["terms"] = max(values["terms"], 2 * base["order"] + 1)
-        found.append(values)
-    return found
 
 
 def tune(
@@ -137,7 +90,7 @@ def tune(
         with precision(entry):
             task = entry.load(data_dir)
             examples = len(jax.tree.leaves(task.parts["train"])[0]) if jax.tree.leaves(task.parts["train"]) else 1
-            drawn = draw(problem, optimiser, fixed, examples, configs, seed)
+            drawn = search.draw(problem, optimiser, fixed, examples, configs, seed)
             for values in drawn:  # what cannot run is said before anything does
                 Program(entry, task, optimisers.find(optimiser), values, (seed,), epochs)
         plan = {"problem": problem, "optimiser": optimiser, "configs": configs, "epochs": epochs, "seed": seed}
@@ -147,7 +100,7 @@ def tune(
             **plan,
             "seeds": [seed],
             "budget": budget,
-            "searched": search_space(problem, optimiser, fixed, examples),
+            "searched": search.space(problem, optimiser, fixed, examples),
             "plan": {**plan, "fixed": dict(fixed)},
             **circumstances(task),
         }
@@ -168,16 +121,8 @@ def tune(
     return summary
 
 
-def best(records: Sequence[Record]) -> Record | None:
-    """The trial with the lowest last validation loss, of those that were trained to the end if any was."""
-    lost = ("diverged", "failed")
-    finite = [record for record in records if record["val"] is not None and record["status"] not in lost]
-    whole = [record for record in finite if record["status"] == "finished"]
-    return min(whole or finite, key=lambda record: record["val"], default=None)
-
-
 def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
-    found = best(records)
+    found = search.best(records)
     commands = []
     if found:
         settings = [f"{name}={found['values'][name]}" for name in names if name in found["values"]]

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from saddlefree.lab import cli, tune
+from saddlefree.lab import cli, search, tune
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.optimisers import OPTIMISERS, configured
@@ -27,7 +27,7 @@ SEARCHED = [name for name, entry in OPTIMISERS.items() if any(s.search for s in 
 
 
 def draw(optimiser="adam", problem="saddle", count=2, seed=0, examples=1150, **fixed):
-    return tune.draw(problem, optimiser, fixed, examples, count, seed)
+    return search.draw(problem, optimiser, fixed, examples, count, seed)
 
 
 def record(number=0, status="finished", val=1.0, **values):
@@ -93,7 +93,7 @@ def test_a_fixed_order_or_number_of_terms_moves_the_other():
 def test_batch_sizes(examples, sizes):
     drawn = draw("sgd", "digits", 300, examples=examples)
     assert sorted({values["batch_size"] for values in drawn[1:]}) == sizes
-    assert tune.search_space("digits", "sgd", {}, examples)["batch_size"]["range"] == [sizes[0], sizes[-1]]
+    assert search.space("digits", "sgd", {}, examples)["batch_size"]["range"] == [sizes[0], sizes[-1]]
     assert all("batch_size" not in values for values in draw("sgd", "diabetes", 10, examples=examples))
 
 
@@ -101,7 +101,7 @@ def test_fixed_values_are_not_searched():
     fixed = {"learning_rate": "0.25", "batch_size": "70", "decay": "linear"}
     for values in draw("adam", "digits", 50, **fixed):
         assert (values["learning_rate"], values["batch_size"], values["decay"]) == (0.25, 70, "linear")
-    assert set(tune.search_space("digits", "adam", fixed, 1150)) == {"epsilon", "one_minus_beta1", "one_minus_beta2"}
+    assert set(search.space("digits", "adam", fixed, 1150)) == {"epsilon", "one_minus_beta1", "one_minus_beta2"}
     with pytest.raises(UserError, match="sgd has nothing left to search on saddle: leave out a --set, or use train"):
         draw("sgd", "saddle", learning_rate="0.1")
 
@@ -109,9 +109,9 @@ def test_fixed_values_are_not_searched():
 def test_the_best_is_the_lowest_of_those_that_went_to_the_end():
     trials = [record(0, val=2.0), record(1, "stopped", 0.5), record(2), record(3, "failed", 0.1)]
     trials += [record(4, "diverged", None), record(5, "unfinished", None)]
-    assert tune.best(trials)["trial"] == 2
-    assert tune.best([trial for trial in trials if trial["status"] != "finished"])["trial"] == 1
-    assert tune.best(trials[3:]) is None
+    assert search.best(trials)["trial"] == 2
+    assert search.best([trial for trial in trials if trial["status"] != "finished"])["trial"] == 1
+    assert search.best(trials[3:]) is None
     assert tune._summary("saddle", "sgd", trials[3:], ["learning_rate"])["commands"] == []
 
 
@@ -120,7 +120,7 @@ def test_the_commands_stand_for_the_best_values(name, tmp_path):
     fixed = {"batch_size": "64"} if name == "adam" else {}
     values = draw(name, "digits", **fixed)[1]
     write_json(tmp_path / "trials.json", [record(**values)])  # where a resumed search has them from
-    names = [*tune.search_space("digits", name, fixed, 1150), *fixed]
+    names = [*search.space("digits", name, fixed, 1150), *fixed]
     summary = tune._summary("digits", name, read_json(tmp_path / "trials.json"), names)
     train, compare = (shlex.split(command) for command in summary["commands"])
     assert train[:4] == ["saddlefree", "train", "digits", name]
@@ -360,7 +360,7 @@ def test_kill_9_and_resume(tmp_path):
         assert low <= each["epoch"] <= high
         assert (out / "trials" / f"{each['trial']:03}" / "metrics.jsonl").exists()
     summary = read_json(out / "summary.json")
-    assert summary["best"] == tune.best(trials)
+    assert summary["best"] == search.best(trials)
     text = (tmp_path / "printed").read_text()
     assert all(line in text for line in summary["commands"])
     assert "5 of 5 trials done" in text

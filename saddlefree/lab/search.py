@@ -1,0 +1,65 @@
+"""Where a search for hyperparameters looks, what it draws there, and which trial of it was best."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from saddlefree.lab import optimisers, problems
+from saddlefree.lab.errors import UserError
+
+BATCH_SIZES = tuple(50 * 2**k for k in range(7))
+
+Record = dict[str, Any]
+"""A trial: its number, values and status, the last figures that it reported, and the node of Ray's where it ran."""
+
+
+def space(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int) -> dict[str, Record]:
+    """What is searched, and where: the optimiser's ranges, and the batch size where there are batches."""
+    settings = optimisers.find(optimiser).settings
+    found = {
+        name: {"range": list(setting.search), "log": setting.log, "whole": setting.whole}
+        for name, setting in settings.items()
+        if setting.search and name not in fixed
+    }
+    if problems.find(problem).batch_size is not None and "batch_size" not in fixed:
+        sizes = [size for size in BATCH_SIZES if size <= examples]
+        found["batch_size"] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
+    if not found:
+        raise UserError(f"{optimiser} has nothing left to search on {problem}: leave out a --set, or use train")
+    return found
+
+
+def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, count: int, seed: int) -> list[Record]:
+    """`count` configurations: the registered one, so that tuning never ends below it, and random ones."""
+    entry, rng = optimisers.find(optimiser), np.random.default_rng(seed)
+    base = optimisers.configured(optimiser, problem, fixed)
+    searched = space(problem, optimiser, fixed, examples)
+    if "batch_size" in searched:
+        base.setdefault("batch_size", problems.find(problem).batch_size)
+    if "order" in searched:  # it needs 2N + 1 terms, and either may be fixed
+        base["order"] = min(base["order"], (base["terms"] - 1) // 2)
+    elif "terms" in searched:
+        base["terms"] = max(base["terms"], 2 * base["order"] + 1)
+    found = [base]
+    while len(found) < count:
+        values = dict(base)
+        for name, where in searched.items():
+            if name == "batch_size":
+                values[name] = int(rng.choice([size for size in BATCH_SIZES if size <= where["range"][1]]))
+            elif name == "order":
+                values[name] = int(rng.integers((values["terms"] - 1) // 2 + 1))
+            else:
+                values[name] = entry.settings[name].draw(rng)
+        if "terms" in searched and "order" not in searched:
+            values["terms"] = max(values["terms"], 2 * base["order"] + 1)
+        found.append(values)
+    return found
+
+
+def best(records: Sequence[Record]) -> Record | None:
+    """The trial with the lowest last validation loss, of those that were trained to the end if any was."""
+    lost = ("diverged", "failed")
+    finite = [record for record in records if record["val"] is not None and record["status"] not in lost]
+    whole = [record for record in finite if record["status"] == "finished"]
+    return min(whole or finite, key=lambda record: record["val"], default=None)
