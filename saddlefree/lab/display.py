@@ -63,7 +63,7 @@ def ranked(records: Sequence[dict[str, Any]], names: Sequence[str], most: int = 
         [
             str(record["trial"]),
             "running" if record in running else record["status"],
-            f"{record['epoch']:.3g}",
+            f"{round(record['epoch'], 2):,g}",
             "—" if record["val"] is None else f"{record['val']:.4g}",
             *(_short(record["values"].get(name)) for name in names),
         ]
