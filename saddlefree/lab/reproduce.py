@@ -193,7 +193,6 @@ def _perform(item: Item | Study, work: pathlib.Path, out: pathlib.Path, data: li
         command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *settings]
         command += [] if item.epochs is None else ["--max-epochs", str(item.epochs)]
         if not (searched / "summary.json").exists():  # otherwise its budget is spent
-            if not (searched / "summary.json").exists():  # otherwise its budget is spent
             _command([*command, "--out", str(searched), "--resume", *data], say)
         best = read_json(searched / "summary.json")["best"]
         if best is None:
