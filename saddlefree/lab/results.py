@@ -204,7 +204,8 @@ def _search(folder: pathlib.Path) -> Record:
     counts: dict[str, int] = {}
     for trial in trials:
         counts[trial["status"]] = counts.get(trial["status"], 0) + 1
-    return {"trials": counts, "best": summary["best"]["trial"], "val": summary["best"]["val"]}
+    best = summary["best"]
+    return {"trials": counts, "best": best["trial"], "val": best["val"], "registered": trials[0]["val"]}
 
 
 def _parts(folder: pathlib.Path) -> list[str]:
