@@ -135,16 +135,22 @@ def page(folder: pathlib.Path) -> str:
 
 
 def _table(folder: pathlib.Path, problem: str) -> tables.Table:
+    """Final values, the paper's in a row below ours."""
     rows = _read(folder, problem)["rows"]
-    table = tables.results(problem, rows, problems.find(problem).test)
+    full = tables.results(problem, rows, problems.find(problem).test)
+    kept = [i for i, column in enumerate(full.columns) if column not in ("Best validation", "Seconds")]
     adam = next((row["train"] for row in rows if row["name"] == "adam"), None)
-    columns = [*table.columns, "Steps", *(["Seconds to Adam's training loss"] if adam else [])]
-    found = tables.Table(table.caption, columns, [])
-    for cells, row in zip(table.rows, rows, strict=True):
-        more = [tables.Cell(f"{row['steps']:,}")]
+    columns = [full.columns[i] for i in kept] + ["Steps"] + (["Seconds to Adam's training loss"] if adam else [])
+    found = tables.Table(full.caption, columns, [])
+    for cells, row in zip(full.rows, rows, strict=True):
+        more = [f"{row['steps']:,}"]
         if adam:
-            more.append(tables.Cell(tables.text(_reach(folder, problem, row["name"], adam))))
-        found.rows.append([*cells, *more])
+            more.append(tables.text(_reach(folder, problem, row["name"], adam)))
+        texts = [cells[i].text for i in kept] + more
+        found.rows.append([tables.Cell(text) for text in texts])
+        if cells[0].paper:
+            beside = [cells[i].paper for i in kept] + [""] * len(more)
+            found.rows.append([tables.Cell(text and f"*{text}*") for text in beside])
     return found
 
 
