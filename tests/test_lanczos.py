@@ -44,7 +44,7 @@ def test_converges_to_the_exact_direction(x64, form, oracle):
     assert np.linalg.norm(series.direction - exact) > 10 * errors[2] * np.linalg.norm(exact)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-2, 1.0]), two_pass=st.booleans())
 def test_all_products_give_the_exact_direction(seed, damping, two_pass):
     rng = np.random.default_rng(seed)

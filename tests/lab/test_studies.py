@@ -1,7 +1,6 @@
 """The studies at small sizes: their numbers against NumPy, their files, and that what is finished is not done again."""
 
 import dataclasses
-import json
 import math
 
 import jax
@@ -258,13 +257,3 @@ def check_truncation(folder, monkeypatch, lengths, **options):
 
 def test_truncation(tmp_path, monkeypatch):
     check_truncation(tmp_path, monkeypatch, (3,), problem="saddle", steps=3)
-
-
-@pytest.mark.data
-def test_truncation_on_energy(tmp_path, monkeypatch, data_folder):
-    rows = check_truncation(tmp_path, monkeypatch, (3,), steps=20, data_dir=str(data_folder))
-    plan = read_json(tmp_path / "runs" / "3" / "config.json")["plan"]
-    assert plan["problem"] == "uci-energy"
-    assert plan["values"]["learning_rate"] == 1.787
-    assert all(row["train"] < 0.5 for row in rows)  # less than that of predicting the mean
-    assert json.loads((tmp_path / "config.json").read_text())["data"]["source"] != "generated"
