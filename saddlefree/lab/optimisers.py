@@ -203,6 +203,7 @@ OPTIMISERS = {
             "iterations": Setting(1, low=1, whole=True),
             "evaluations": Setting(25, low=1, whole=True),
         },
+        mapped=False,  # together, all would wait for the longest line search
     ),
     "kfac": Optimiser(
         "K-FAC of kfac-jax, adaptive",
