@@ -111,7 +111,7 @@ ITEMS: list[Item | Study] = [
     Item("uci-energy", "lanczos-adaptive", 10, configs=20),
     Item("uci-energy", "kfac", 10, configs=20),
     Item("uci-energy", "kfac-fixed", 10, configs=20),
-    Item("uci-energy", "lbfgs", 10, epochs=1000, configs=20),
+    Item("uci-energy", "lbfgs", 10, epochs=200, configs=20),
     Item("uci-energy", "series-adaptive", 10),
     Item("uci-energy", "series", 10, configs=20),
     *_fashion(),
