@@ -73,7 +73,7 @@ def add(
                 columns = {key: _rounded(column[chosen]) for key, column in curve._asdict().items()}
                 found.append({"name": name, "along": x, "loss": y, **columns})
     record = _read(folder, problem)
-    record |= {"problem": problem, "data": config["data"]}
+    record |= {"problem": problem, "data": {"partial": config["data"]["partial"]}}  # not where it lay on this machine
     _replace(folder, problem, record, kept)
     path = folder / f"{problem}.jsonl"
     write_lines(path, [line for line in read_lines(path) if line["name"] != name] + found)
