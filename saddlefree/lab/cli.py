@@ -11,7 +11,7 @@ import tyro
 from rich.markup import escape
 
 from saddlefree.lab import compare as comparison
-from saddlefree.lab import data, optimisers, problems, report, reproduce, studies, tables
+from saddlefree.lab import data, optimisers, problems, report, reproduce, search, studies, tables
 from saddlefree.lab.display import CONSOLE, ERRORS, progress, ranked, table, trials
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json
@@ -103,7 +103,7 @@ def train(
     if batch_size is not None:
         changes["batch_size"] = batch_size
     values = optimisers.configured(optimiser, problem, changes)
-    epochs, limit = _positive("epochs", epochs, entry.epochs), None if budget is None else seconds(budget)
+    epochs, limit = _positive("epochs", epochs) or entry.epochs, _time(budget)
     interval = seconds(checkpoint_every)
     with precision(entry):
         task = entry.load(data_dir)
@@ -178,8 +178,8 @@ def compare(
             names,
             folder,
             seeds=seeds,
-            epochs=None if epochs is None else _positive("epochs", epochs, 1),
-            budget=None if budget is None else seconds(budget),
+            epochs=_positive("epochs", epochs),
+            budget=_time(budget),
             changes=changes,
             evaluations=evaluations,
             data_dir=data_dir,
@@ -235,17 +235,15 @@ def tune(
         if value < least:
             raise UserError(f"{name} must be a number ≥ {least}, got {value}")
     folder = out or pathlib.Path("runs") / f"tune-{problem}-{optimiser}"
-    names = [name for name in optimisers.find(optimiser).settings if name not in fixed]
-    searched = [name for name in names if optimisers.find(optimiser).settings[name].search]
-    searched += ["batch_size"] * (problems.find(problem).batch_size is not None and "batch_size" not in fixed)
+    searched = search.names(problem, optimiser, fixed)
     with trials(searched) as show:
         summary = tuning.tune(
             problem,
             optimiser,
             folder,
             configs=configs,
-            epochs=None if max_epochs is None else _positive("max-epochs", max_epochs, 1),
-            budget=None if budget is None else seconds(budget),
+            epochs=_positive("max-epochs", max_epochs),
+            budget=_time(budget),
             fixed=fixed,
             seed=seed,
             address=address,
@@ -342,10 +340,14 @@ def _show_report(folder: pathlib.Path) -> None:
     CONSOLE.print(f"report: {report.write(folder)}", soft_wrap=True)
 
 
-def _positive(name: str, value: float | None, default: float) -> float:
+def _positive(name: str, value: float | None) -> float | None:
     if value is not None and not 0 < value < float("inf"):
         raise UserError(f"{name} must be a number > 0, got {value}")
-    return default if value is None else value
+    return value
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else seconds(text)
 
 
 def _number(value: float | None) -> str:

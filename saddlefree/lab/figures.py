@@ -39,6 +39,7 @@ STYLE: Any = {
 }
 # Two groups of four colours that colour-blind readers tell apart, on white and on black; dashes tell the groups apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f5be8", "#b88600", "#2e9bd6", "#a8456b")
+AXES = {"seconds": "Wall time, s", "step": "Steps"}
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 WIDTH = 23  # of a name in a figure, in letters
 MARKS: dict[str, Any] = {
@@ -100,6 +101,11 @@ def curves(
         space = 0.05 * (high - low) or 1.0
         axes.set_ylim(low - space, high + space)
     return figure
+
+
+def losses(found: Mapping[str, statistics.Curve], styles: Mapping[str, Any], along: str) -> Figure:
+    """Curves of a loss along one of AXES, cut off where they are far above their start."""
+    return curves(found, styles, AXES[along], within=(-math.inf, top(found.values())))
 
 
 def rankings(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> Figure:

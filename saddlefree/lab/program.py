@@ -53,7 +53,7 @@ class Program:
     ):
         self._task, self._seeds = task, seeds
         self.mapped = len(seeds) > 1
-        examples = jax.tree.leaves(task.parts["train"])[0].shape[0] if jax.tree.leaves(task.parts["train"]) else 1
+        examples = task.examples
         size = values.get("batch_size") or problem.batch_size
         if size is not None and size > examples:
             raise UserError(f"batch_size must be at most the {examples} training examples, got {size}")

@@ -2,7 +2,6 @@
 
 import base64
 import collections
-import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +18,13 @@ from saddlefree.lab.metrics import read_json, read_lines
 from saddlefree.lab.tables import (
     LOSSES,
     STATUSES,
-    Cell,
     Table,
     labels,
     latex,
     markdown,
     number,
+    of_study,
     results,
-    text,
     tuning,
     with_error,
 )
@@ -92,10 +90,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _study(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
-    tables = [
-        Table(table["caption"], table["columns"], [[Cell(text(value)) for value in row] for row in table["rows"]])
-        for table in config.get("tables", [])
-    ]
+    tables = [of_study(table) for table in config.get("tables", [])]
     pictures = [_embed(folder / figure["file"], figure["caption"]) for figure in config.get("figures", [])]
     return Content(tables, [Section("Figures", "", pictures)] if pictures else [])
 
@@ -234,9 +229,9 @@ def _sections(folder: pathlib.Path, runs: Runs, labels: Mapping[str, str]) -> li
     time, steps, ranking, adaptive = (list[Picture]() for _ in range(4))
     with matplotlib.rc_context(figures.STYLE):
         for loss in ("train", "test"):
-            for x, along, pictures in (("seconds", "Wall time, s", time), ("step", "Steps", steps)):
+            for x, pictures in (("seconds", time), ("step", steps)):
                 if curves := statistics.curves(runs, x, loss):
-                    figure = figures.curves(curves, styles, along, within=(-math.inf, figures.top(curves.values())))
+                    figure = figures.losses(curves, styles, x)
                     pictures.append(figures.save(figure, folder / f"{loss}-{x}", labels[loss]))
             profiles = {name: statistics.profiles(seeds, "step", loss)[1] for name, seeds in runs.items()}
             profiles = {name: values for name, values in profiles.items() if values.size}

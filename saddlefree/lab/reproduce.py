@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saddlefree.lab import optimisers, results
@@ -153,45 +153,46 @@ def reproduce(
     """
     parts = list(dict.fromkeys(item.part for item in ITEMS))
     known = {*parts, *(full_name(item) for item in ITEMS)}
-    for wanted in only:
-        if wanted not in known:
-            hint = nearest(wanted, known, f"there are {', '.join(parts)}")
-            raise UserError(f"{wanted!r} is not known: {hint}")
-    begin, left = time.monotonic(), []
+    for name in only:
+        if name not in known:
+            hint = nearest(name, known, f"there are {', '.join(parts)}")
+            raise UserError(f"{name!r} is not known: {hint}")
+    begin = time.monotonic()
     for item in ITEMS:
-        if results.holds(out, item.part, item.name, item.plan()):
-            continue
-        name = full_name(item)
-        if (only and not {item.part, name} & {*only}) or time.monotonic() - begin > budget:
-            left.append(name)
+        wanted = not only or {item.part, full_name(item)} & {*only}
+        if not wanted or time.monotonic() - begin > budget or _done(out, item):
             continue
         try:
-            _perform(item, work, out, [] if data_dir is None else ["--data-dir", data_dir], say)
+            _perform(item, work, out, docs, [] if data_dir is None else ["--data-dir", data_dir], say)
         except UserError as error:
             say(str(error))
-            left.append(name)
         results.write_page(out, docs, left_out(out))
     results.write_page(out, docs, left_out(out))
-    return left
+    return left_out(out)
 
 
 def left_out(out: pathlib.Path) -> list[str]:
     """What has no results yet."""
-    return [full_name(item) for item in ITEMS if not results.holds(out, item.part, item.name, item.plan())]
+    return [full_name(item) for item in ITEMS if not _done(out, item)]
 
 
-def _perform(item: Item | Study, work: pathlib.Path, out: pathlib.Path, data: list[str], say: Say) -> None:
+def _done(out: pathlib.Path, item: Item | Study) -> bool:
+    return results.holds(out, item.part, item.name, item.plan())
+
+
+def _perform(
+    item: Item | Study, work: pathlib.Path, out: pathlib.Path, docs: pathlib.Path, data: list[str], say: Say
+) -> None:
     if isinstance(item, Study):
         folder = work / f"study-{item.name}"
         _command(["study", item.name, *item.options, "--out", str(folder), "--resume", *data], say)
-        results.add_study(out, item.name, folder, item.plan())
+        results.add_study(out, docs, item.name, folder, item.plan())
         return
     searched = None
     values = dict(item.changes)
     if item.configs:
         searched = work / "tune" / item.part / item.name
-        settings = [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
-        command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *settings]
+        command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *_settings(values)]
         command += [] if item.epochs is None else ["--max-epochs", str(item.epochs)]
         if not (searched / "summary.json").exists():  # otherwise its budget is spent
             _command([*command, "--out", str(searched), "--resume", *data], say)
@@ -205,9 +206,13 @@ def _perform(item: Item | Study, work: pathlib.Path, out: pathlib.Path, data: li
     for name in ("epochs", "budget", "evaluations"):
         if getattr(item, name) is not None:
             command += [f"--{name}", str(getattr(item, name))]
-    command += [text for name, value in values.items() for text in ("--set", f"{item.optimiser}.{name}={value}")]
+    command += _settings(values, f"{item.optimiser}.")
     _command([*command, "--out", str(folder), "--resume", *data], say)
     results.add(out, item.part, item.name, folder, item.plan(), searched)
+
+
+def _settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    return [text for name, value in values.items() for text in ("--set", f"{prefix}{name}={value}")]
 
 
 def _command(arguments: list[str], say: Say) -> None:

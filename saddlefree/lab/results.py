@@ -3,10 +3,10 @@
 A file has a row for each optimiser, which is replaced when it is measured again.
 """
 
-import json
+import collections
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -66,11 +66,13 @@ def add(
         "plan": plan,
     }
     found = []
-    for x in ("seconds", "step"):
+    for x in figures.AXES:
         for y in ("train", "test"):
             for curve in statistics.curves(runs, x, y).values():
                 chosen = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
-                columns = {key: _rounded(column[chosen]) for key, column in curve._asdict().items()}
+                columns = {
+                    key: [float(f"{value:.4g}") for value in column[chosen]] for key, column in curve._asdict().items()
+                }
                 found.append({"name": name, "along": x, "loss": y, **columns})
     record = _read(folder, problem)
     record |= {"problem": problem, "data": {"partial": config["data"]["partial"]}}  # not where it lay on this machine
@@ -79,30 +81,28 @@ def add(
     write_lines(path, [line for line in read_lines(path) if line["name"] != name] + found)
 
 
-def add_study(folder: pathlib.Path, name: str, made: pathlib.Path, plan: Record) -> None:
-    """Adds a study: its tables, and its figures as PNG."""
+def add_study(folder: pathlib.Path, docs: pathlib.Path, name: str, made: pathlib.Path, plan: Record) -> None:
+    """Adds a study: its tables to the results, its figures, as PNG, to the page's."""
     config = read_json(made / "config.json")
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
     pictures = []
     for figure in config["figures"]:
         file = pathlib.Path(figure["file"]).with_suffix(".png").name
-        (folder / "studies").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made / file, folder / "studies" / f"{name}-{file}")
+        shutil.copyfile(made / file, docs / FIGURES / f"{name}-{file}")
         pictures.append({"file": f"{name}-{file}", "caption": figure["caption"]})
     kept = {key: config[key] for key in ("title", "tables", "versions", "machine")}
     _replace(folder, "studies", _read(folder, "studies"), {"name": name, **kept, "figures": pictures, "plan": plan})
 
 
 def write_page(folder: pathlib.Path, docs: pathlib.Path, left_out: Sequence[str]) -> None:
-    """Writes `results.md` and its figures."""
-    place = docs / FIGURES
-    place.mkdir(parents=True, exist_ok=True)
-    for problem in _parts(folder):
-        with matplotlib.rc_context(figures.STYLE):
-            for along, label in (("seconds", "Wall time, s"), ("step", "Steps")):
-                for loss in ("train", "test"):
-                    _draw(folder, problem, along, label, loss, place / f"{problem}-{loss}-{along}.png")
-    for path in (folder / "studies").glob("*.png"):
-        shutil.copyfile(path, place / path.name)
+    """Writes `results.md` and the figures of its curves."""
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(figures.STYLE):
+        for problem in _parts(folder):
+            for (along, loss), found in _curves(folder, problem).items():
+                figure = figures.losses(found, figures.styles(found), along)
+                title = tables.labels(problems.find(problem).test)[loss]
+                figures.save_png(figure, docs / FIGURES / f"{problem}-{loss}-{along}.png", title)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "left-out.json", list(left_out))
     (docs / "results.md").write_text(page(folder), "utf-8")
@@ -118,34 +118,34 @@ def page(folder: pathlib.Path) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )  # Markdown, which is not escaped
+    records = {name: _read(folder, name) for name in _parts(folder)}
+    rows = {name: {row["name"]: row for row in record["rows"]} for name, record in records.items()}
     text = environment.get_template("results.md").render(
-        parts=[(name, problems.find(name).title, _read(folder, name)) for name in _parts(folder)],
+        parts=[(name, problems.find(name).title, record) for name, record in records.items()],
         studies=_read(folder, "studies")["rows"],
         figures=FIGURES,
         left_out=read_json(folder / "left-out.json"),
-        table=lambda name: tables.markdown(_table(folder, name)),
-        hyperparameters=lambda name: tables.markdown(_hyperparameters(folder, name)),
-        study_table=lambda table: tables.markdown(_study_table(table)),
-        row=lambda name, row: _row(folder, name, row),
+        table=lambda name: tables.markdown(_table(folder, name, records[name]["rows"])),
+        hyperparameters=lambda name: tables.markdown(_hyperparameters(name, records[name]["rows"])),
+        study_table=lambda table: tables.markdown(tables.of_study(table)),
+        row=lambda name, row: rows[name][row],
         number=tables.number,
-        reach=lambda name, row, loss: _reach(folder, name, row, loss),
         paper=lambda name, row: paper.RESULTS[name, row],
     )
     return text.rstrip() + "\n"
 
 
-def _table(folder: pathlib.Path, problem: str) -> tables.Table:
+def _table(folder: pathlib.Path, problem: str, rows: Sequence[Record]) -> tables.Table:
     """Final values, the paper's in a row below ours."""
-    rows = _read(folder, problem)["rows"]
     full = tables.results(problem, rows, problems.find(problem).test)
     kept = [i for i, column in enumerate(full.columns) if column not in ("Best validation", "Seconds")]
     adam = next((row["train"] for row in rows if row["name"] == "adam"), None)
     columns = [full.columns[i] for i in kept] + ["Steps"] + (["Seconds to Adam's training loss"] if adam else [])
-    found = tables.Table(full.caption, columns, [])
+    found, along_time = tables.Table(full.caption, columns, []), _curves(folder, problem)["seconds", "train"]
     for cells, row in zip(full.rows, rows, strict=True):
         more = [f"{row['steps']:,}"]
         if adam:
-            more.append(tables.text(_reach(folder, problem, row["name"], adam)))
+            more.append(tables.text(_reach(along_time[row["name"]], adam)))
         texts = [cells[i].text for i in kept] + more
         found.rows.append([tables.Cell(text) for text in texts])
         if cells[0].paper:
@@ -154,10 +154,10 @@ def _table(folder: pathlib.Path, problem: str) -> tables.Table:
     return found
 
 
-def _hyperparameters(folder: pathlib.Path, problem: str) -> tables.Table:
+def _hyperparameters(problem: str, rows: Sequence[Record]) -> tables.Table:
     """The values that were used, and where they are from."""
     table = tables.Table("Hyperparameters", ["Optimiser", "From", "Values"], [])
-    for row in _read(folder, problem)["rows"]:
+    for row in rows:
         search = row["tuning"]
         if search:
             counts = ", ".join(f"{count} {status}" for status, count in search["trials"].items())
@@ -175,42 +175,27 @@ def _hyperparameters(folder: pathlib.Path, problem: str) -> tables.Table:
     return table
 
 
-def _study_table(table: Mapping[str, Any]) -> tables.Table:
-    rows = [[tables.Cell(tables.text(value)) for value in row] for row in table["rows"]]
-    return tables.Table(table["caption"], table["columns"], rows)
-
-
-def _reach(folder: pathlib.Path, problem: str, name: str, loss: float) -> float | None:
-    """Seconds of training until the median training loss is that low, or None."""
-    curve = _curves(folder, problem, "seconds", "train")[name]
+def _reach(curve: statistics.Curve, loss: float) -> float | None:
+    """Where a median is first as low as that, or None."""
     below = curve.median <= loss + 1e-3 * abs(loss)  # curves are kept to four digits
     return float(curve.x[below][0]) if below.any() else None
 
 
-def _row(folder: pathlib.Path, problem: str, name: str) -> Record:
-    return next(row for row in _read(folder, problem)["rows"] if row["name"] == name)
-
-
-def _draw(folder: pathlib.Path, problem: str, along: str, label: str, loss: str, path: pathlib.Path) -> None:
-    found = _curves(folder, problem, along, loss)
-    if found:
-        figure = figures.curves(found, figures.styles(found), label, within=(-np.inf, figures.top(found.values())))
-        figures.save_png(figure, path, tables.labels(problems.find(problem).test)[loss])
-
-
-def _curves(folder: pathlib.Path, problem: str, along: str, loss: str) -> dict[str, statistics.Curve]:
-    lines = read_lines(folder / f"{problem}.jsonl")
-    chosen = {line["name"]: line for line in lines if line["along"] == along and line["loss"] == loss}
-    order = [row["name"] for row in _read(folder, problem)["rows"] if row["name"] in chosen]
-    return {name: statistics.Curve(*(_array(chosen[name][key]) for key in statistics.Curve._fields)) for name in order}
+def _curves(folder: pathlib.Path, problem: str) -> dict[tuple[str, str], dict[str, statistics.Curve]]:
+    """(along, loss) to the curve of each row, in the rows' order."""
+    lines = {(line["along"], line["loss"], line["name"]): line for line in read_lines(folder / f"{problem}.jsonl")}
+    found: dict[tuple[str, str], dict[str, statistics.Curve]] = {}
+    for row in _read(folder, problem)["rows"]:
+        for along, loss, name in lines:
+            if name == row["name"]:
+                columns = (statistics.as_losses(lines[along, loss, name][key]) for key in statistics.Curve._fields)
+                found.setdefault((along, loss), {})[name] = statistics.Curve(*columns)
+    return found
 
 
 def _search(folder: pathlib.Path) -> Record:
     trials, summary = read_json(folder / "trials.json"), read_json(folder / "summary.json")
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[trial["status"]] = counts.get(trial["status"], 0) + 1
-    best = summary["best"]
+    counts, best = collections.Counter(trial["status"] for trial in trials), summary["best"]
     return {"trials": counts, "best": best["trial"], "val": best["val"], "registered": trials[0]["val"]}
 
 
@@ -231,11 +216,3 @@ def _replace(folder: pathlib.Path, part: str, record: Record, row: Record) -> No
     rows.sort(key=lambda row: (order.index(row["method"]) if "method" in row else 0, row["name"]))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{part}.json", {**record, "rows": rows})
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return [json.loads(f"{value:.4g}") if np.isfinite(value) else np.inf for value in values]
-
-
-def _array(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.inf if value is None else value for value in values])

@@ -7,6 +7,7 @@ import numpy as np
 
 from saddlefree.lab import optimisers, problems
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.tables import LOST
 
 BATCH_SIZES = tuple(50 * 2**k for k in range(7))
 
@@ -14,17 +15,23 @@ Record = dict[str, Any]
 """A trial: its number, values and status, the last figures that it reported, and the node of Ray's where it ran."""
 
 
+def names(problem: str, optimiser: str, fixed: Mapping[str, Any]) -> list[str]:
+    """What is searched: hyperparameters that have a range, and the batch size where there are batches."""
+    found = [name for name, setting in optimisers.find(optimiser).settings.items() if setting.search]
+    found += ["batch_size"] * (problems.find(problem).batch_size is not None)
+    return [name for name in found if name not in fixed]
+
+
 def space(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int) -> dict[str, Record]:
-    """What is searched, and where: the optimiser's ranges, and the batch size where there are batches."""
-    settings = optimisers.find(optimiser).settings
-    found = {
-        name: {"range": list(setting.search), "log": setting.log, "whole": setting.whole}
-        for name, setting in settings.items()
-        if setting.search and name not in fixed
-    }
-    if problems.find(problem).batch_size is not None and "batch_size" not in fixed:
-        sizes = [size for size in BATCH_SIZES if size <= examples]
-        found["batch_size"] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
+    """What is searched, and where."""
+    found = {}
+    for name in names(problem, optimiser, fixed):
+        if name == "batch_size":
+            sizes = [size for size in BATCH_SIZES if size <= examples]
+            found[name] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
+        else:
+            setting = optimisers.find(optimiser).settings[name]
+            found[name] = {"range": list(setting.search or ()), "log": setting.log, "whole": setting.whole}
     if not found:
         raise UserError(f"{optimiser} has nothing left to search on {problem}: leave out a --set, or use train")
     return found
@@ -59,7 +66,6 @@ def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, 
 
 def best(records: Sequence[Record]) -> Record | None:
     """The trial with the lowest last validation loss, of those that were trained to the end if any was."""
-    lost = ("diverged", "failed")
-    finite = [record for record in records if record["val"] is not None and record["status"] not in lost]
+    finite = [record for record in records if record["val"] is not None and record["status"] not in LOST]
     whole = [record for record in finite if record["status"] == "finished"]
     return min(whole or finite, key=lambda record: record["val"], default=None)

@@ -40,7 +40,7 @@ def bootstrap_medians(values: ArrayLike, seed: int = 0) -> np.ndarray:
 
     As many seeds are always drawn alike, so that optimisers that share their seeds are compared pair by pair.
     """
-    values = _losses(values)
+    values = as_losses(values)
     draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     # In pieces, for memory.
     return np.concatenate([np.median(values[piece], axis=1) for piece in np.array_split(draws, 20)])
@@ -54,13 +54,13 @@ def median_and_error(values: ArrayLike, seed: int = 0) -> tuple[float, float]:
     >>> median_and_error([1.0, 2.0, None])[0], median_and_error([1.0, None, float("nan")])[0]
     (2.0, inf)
     """
-    values = _losses(values)
+    values = as_losses(values)
     return float(np.median(values)), _error(bootstrap_medians(values, seed), len(values))
 
 
 def diverged(lines: Lines) -> bool:
     """Whether a seed's last training or validation loss is not finite."""
-    return not np.all(np.isfinite(_losses([lines[-1]["train"], lines[-1].get("val", 0.0)])))
+    return not np.all(np.isfinite(as_losses([lines[-1]["train"], lines[-1].get("val", 0.0)])))
 
 
 def profiles(seeds: Sequence[Lines], x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +115,7 @@ def rankings(losses: Mapping[str, ArrayLike], seed: int = 0) -> dict[str, Rank]:
     ranks = below.sum(axis=1) + (equal.sum(axis=1) + 1) / 2
     found = {}
     for (name, given), sample, rank in zip(losses.items(), minima, ranks, strict=True):
-        values = _losses(given)
+        values = as_losses(given)
         lowest, seeds = float(np.median(values, axis=0).min()), len(values)
         found[name] = Rank(lowest, _error(sample, seeds), float(rank.mean()), _error(rank, seeds))
     return dict(sorted(found.items(), key=lambda item: (item[1].lowest, item[1].rank)))
@@ -140,7 +140,7 @@ def summarise(optimiser: str, seeds: Sequence[Lines]) -> dict[str, Any]:
         "seconds": float(np.median(seconds)),
     }
     if any("accuracy" in line for lines in seeds for line in lines):
-        row["accuracy"] = _finite(-float(np.median(_losses([-_final(lines, "accuracy") for lines in seeds]))))
+        row["accuracy"] = _finite(-float(np.median(as_losses([-_final(lines, "accuracy") for lines in seeds]))))
     return row
 
 
@@ -151,7 +151,7 @@ def _final(lines: Lines, y: str) -> float:
 def _series(lines: Lines, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Where a seed measured `y`, and what; after divergence it is ∞."""
     kept = [line for line in lines if y in line] + ([{x: lines[-1][x], y: None}] if diverged(lines) else [])
-    return np.array([line[x] for line in kept], dtype=float), _losses([line[y] for line in kept])
+    return np.array([line[x] for line in kept], dtype=float), as_losses([line[y] for line in kept])
 
 
 def _interpolate(grid: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -160,7 +160,8 @@ def _interpolate(grid: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.nda
     return np.where(np.interp(grid, at, ~finite) > 0, np.inf, np.interp(grid, at, np.where(finite, values, 0)))
 
 
-def _losses(values: ArrayLike) -> np.ndarray:
+def as_losses(values: ArrayLike) -> np.ndarray:
+    """As numbers, where ∞ stands for all that is not finite or None."""
     values = np.asarray(values, dtype=float)  # None becomes NaN
     return np.where(np.isfinite(values), values, np.inf)
 

@@ -103,6 +103,12 @@ def results(problem: str, rows: Sequence[Mapping[str, Any]], test: str = "loss")
     return table
 
 
+def of_study(record: Mapping[str, Any]) -> Table:
+    """A table as a study keeps it: caption, columns and rows of values."""
+    rows = [[Cell(text(value)) for value in row] for row in record["rows"]]
+    return Table(record["caption"], record["columns"], rows)
+
+
 def tuning(trials: Sequence[Mapping[str, Any]], names: Sequence[str], best: int | None) -> Table:
     """The trials of a search, best first, those that diverged or failed last.
 

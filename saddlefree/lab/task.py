@@ -49,6 +49,12 @@ class Task(NamedTuple):
     value: Callable[[Tree], jax.Array] | None = None  # a loss that is no sum of terms
     error: Callable[[Tree, Batch], jax.Array] | None = None  # the test figure, where it is not the loss
 
+    @property
+    def examples(self) -> int:
+        """How many there are for training; 1 where the loss needs no data."""
+        arrays = jax.tree.leaves(self.parts["train"])
+        return arrays[0].shape[0] if arrays else 1
+
     def loss(self, params: Tree, model_state: Tree, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Tree, Any]]:
         """As `saddlefree.training.make_step` calls it."""
         if self.value is not None:

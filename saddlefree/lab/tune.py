@@ -89,8 +89,7 @@ def tune(
     with _cluster(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
         with precision(entry):
             task = entry.load(data_dir)
-            examples = len(jax.tree.leaves(task.parts["train"])[0]) if jax.tree.leaves(task.parts["train"]) else 1
-            drawn = search.draw(problem, optimiser, fixed, examples, configs, seed)
+            drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
             for values in drawn:  # what cannot run is said before anything does
                 Program(entry, task, optimisers.find(optimiser), values, (seed,), epochs)
         plan = {"problem": problem, "optimiser": optimiser, "configs": configs, "epochs": epochs, "seed": seed}
@@ -100,7 +99,7 @@ def tune(
             **plan,
             "seeds": [seed],
             "budget": budget,
-            "searched": search.space(problem, optimiser, fixed, examples),
+            "searched": search.space(problem, optimiser, fixed, task.examples),
             "plan": {**plan, "fixed": dict(fixed)},
             **circumstances(task),
         }
@@ -111,8 +110,7 @@ def tune(
                 plans = [Plan(problem, optimiser, record["values"], (seed,), epochs) for record in trials.records]
                 _search(plans, trials, folder, data_dir, budget, {"cpu": cpus, "gpu": gpus})
         except KeyboardInterrupt:
-            done = sum(record["status"] != "unfinished" for record in trials.records)
-            raise Interrupted(signal.SIGINT, f"with {done} of {configs} trials done") from None
+            raise Interrupted(signal.SIGINT, f"with {sum(trials.done())} of {configs} trials done") from None
         finally:
             trials.write()
             shutil.rmtree(folder / "ray", ignore_errors=True)
@@ -153,7 +151,11 @@ class _Trials(ray.tune.Callback):
 
     def over(self) -> bool:
         """Whether no trial is left to be run."""
-        return all(record["status"] != "unfinished" for record in self.records)
+        return all(self.done())
+
+    def done(self) -> list[bool]:
+        """Whether each of them has ended."""
+        return [record["status"] != "unfinished" for record in self.records]
 
     def write(self) -> None:
         """Keeps what is known."""
@@ -204,8 +206,7 @@ def _search(
             raise UserError(
                 f"{name}s must be at most the {available.get(name.upper(), 0):g} that Ray has, got {wanted:g}"
             )
-    done = [record["status"] != "unfinished" for record in trials.records]
-    work = functools.partial(_trial, plans=plans, done=done, folder=folder, data_dir=data_dir)
+    work = functools.partial(_trial, plans=plans, done=trials.done(), folder=folder, data_dir=data_dir)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(work, resources),
         param_space={"trial": ray.tune.grid_search(list(range(len(plans))))},

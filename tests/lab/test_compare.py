@@ -70,6 +70,11 @@ def test_a_budget_is_the_same_for_all_and_seeds_run_alone(tmp_path):
     assert (tmp_path / "runs" / "adam" / "seed-1" / "summary.json").exists()
 
 
+def test_evaluations_are_as_many_as_asked_for_and_a_few_early_ones(tmp_path):
+    compare("saddle", ["sgd"], tmp_path, seeds=1, epochs=64, evaluations=2)
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 4, 8, 16, 32, 64]
+
+
 def test_the_commands_from_train_to_report(tmp_path, capsys):
     out = str(tmp_path / "run")
     saddlefree("train", "saddle", "lanczos-adaptive", "--epochs", "10", "--seed", "3", "--out", out)
@@ -116,7 +121,10 @@ def test_lists(capsys):
         (["compare", "saddle", "--optimisers", "sgd,adan"], "optimiser 'adan' is not known"),
         (["compare", "saddle", "--optimisers", "sgd", "--set", "adam.x=1"], "--set must be optimiser.name=value"),
         (["compare", "saddle", "--seeds", "0"], "seeds must be a whole number ≥ 1, got 0"),
+        (["compare", "saddle", "--evaluations", "0"], "evaluations must be a whole number ≥ 1, got 0"),
         (["study", "sadle"], "did you mean saddle"),
+        (["reproduce", "--only", "uci-enrgy"], "'uci-enrgy' is not known: did you mean uci-energy?"),
+        (["reproduce", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
         (["report", "nowhere"], "config.json"),
     ],
 )

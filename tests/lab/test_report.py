@@ -330,52 +330,49 @@ def test_trials_without_a_loss_are_on_the_top_edge():
     assert len(axes.get_yticks()) == 0
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
-def test_missing_file(tmp_path, name):
-    (write_folder(tmp_path, compare_runs()) / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} is missing.*`saddlefree compare`"):
-        report.write(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "trials.json", "summary.json"])
-def test_missing_file_of_a_tuning_folder(tmp_path, name):
-    (write_tuning(tmp_path) / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} is missing.*`saddlefree tune`"):
-        report.write(tmp_path)
+def write_compared(folder):
+    return write_folder(folder, compare_runs())
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("write", "command", "name"),
     [
-        ("config.json", '{"command": "tune", "title": ""}', r"config.json has no problem, optimiser, searched"),
-        ("trials.json", "{}", r"trials.json has no trials"),
-        ("trials.json", "[]", r"trials.json has no trials"),
-        ("trials.json", '[{"trial": 0}]', r"trials.json has no values, status, val, epoch"),
-        ("trials.json", json.dumps([trial(0, 1.0, "lost")]), r"trials.json: status must be one of .*, got 'lost'"),
-        ("summary.json", '{"best": {}}', r"summary.json has no commands"),
-        ("summary.json", '{"best": {}, "commands": []}', r"summary.json has no trial, val"),
+        *((write_compared, "compare", name) for name in ("config.json", "metrics.jsonl", "summary.json")),
+        *((write_tuning, "tune", name) for name in ("config.json", "trials.json", "summary.json")),
     ],
 )
-def test_damaged_file_of_a_tuning_folder(tmp_path, name, text, message):
-    (write_tuning(tmp_path) / name).write_text(text)
-    with pytest.raises(UserError, match=message):
+def test_missing_file(tmp_path, write, command, name):
+    (write(tmp_path) / name).unlink()
+    with pytest.raises(UserError, match=rf"{name} is missing.*`saddlefree {command}`"):
         report.write(tmp_path)
 
 
+DAMAGED = [
+    ("config.json", '{"command": ', r"config.json is damaged"),
+    ("config.json", "[]", r"config.json has no object"),
+    ("config.json", '{"command": "train", "title": ""}', r"config.json has no problem, optimisers, seeds, epochs"),
+    ("summary.json", '{"rows": [{"train": 1.0}]}', r"summary.json has no val, test, "),
+    ("metrics.jsonl", '{"step": 1, "seconds": 1.0, "train": 1.0}\n{"st\n{}\n', "metrics.jsonl, line 2 is damaged"),
+    ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl, line 1 is damaged"),
+    ("metrics.jsonl", "12\n", "metrics.jsonl, line 1 is damaged"),
+]
+DAMAGED_TUNING = [
+    ("config.json", '{"command": "tune", "title": ""}', r"config.json has no problem, optimiser, searched"),
+    ("trials.json", "{}", r"trials.json has no trials"),
+    ("trials.json", "[]", r"trials.json has no trials"),
+    ("trials.json", '[{"trial": 0}]', r"trials.json has no values, status, val, epoch"),
+    ("trials.json", json.dumps([trial(0, 1.0, "lost")]), r"trials.json: status must be one of .*, got 'lost'"),
+    ("summary.json", '{"best": {}}', r"summary.json has no commands"),
+    ("summary.json", '{"best": {}, "commands": []}', r"summary.json has no trial, val"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("config.json", '{"command": ', r"config.json is damaged"),
-        ("config.json", "[]", r"config.json has no object"),
-        ("config.json", '{"command": "train", "title": ""}', r"config.json has no problem, optimisers, seeds, epochs"),
-        ("summary.json", '{"rows": [{"train": 1.0}]}', r"summary.json has no val, test, "),
-        ("metrics.jsonl", '{"step": 1, "seconds": 1.0, "train": 1.0}\n{"st\n{}\n', "metrics.jsonl, line 2 is damaged"),
-        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl, line 1 is damaged"),
-        ("metrics.jsonl", "12\n", "metrics.jsonl, line 1 is damaged"),
-    ],
+    ("write", "name", "text", "message"),
+    [*((write_compared, *case) for case in DAMAGED), *((write_tuning, *case) for case in DAMAGED_TUNING)],
 )
-def test_damaged_file(tmp_path, name, text, message):
-    (write_folder(tmp_path, compare_runs()) / name).write_text(text)
+def test_damaged_file(tmp_path, write, name, text, message):
+    (write(tmp_path) / name).write_text(text)
     with pytest.raises(UserError, match=message):
         report.write(tmp_path)
 

@@ -75,8 +75,23 @@ def test_time_to_a_loss_is_where_the_curve_first_falls_below(kept):
         for line in read_lines(folder / "saddle.jsonl")
         if (line["name"], line["along"], line["loss"]) == ("sgd", "seconds", "train")
     ]
-    assert results._reach(folder, "saddle", "sgd", line["median"][3]) == line["x"][3]
-    assert results._reach(folder, "saddle", "sgd", min(line["median"]) - 1) is None
+    curve = results._curves(folder, "saddle")["seconds", "train"]["sgd"]
+    assert results._reach(curve, line["median"][3]) == line["x"][3]
+    assert results._reach(curve, min(line["median"]) - 1) is None
+
+
+def test_a_study_brings_its_tables_and_figures(tmp_path):
+    made, out, docs = tmp_path / "made", tmp_path / "results", tmp_path / "docs"
+    studies.study("saddle", made, steps=2)
+    results.add_study(out, docs, "saddle", made, {"options": []})
+    results.write_page(out, docs, [])
+    assert results.holds(out, "studies", "saddle", {"options": []})
+    (row,) = read_json(out / "studies.json")["rows"]
+    text = (docs / "results.md").read_text()
+    assert row["title"] in text
+    for figure in row["figures"]:
+        assert f"({results.FIGURES}/{figure['file']})" in text
+        assert (docs / results.FIGURES / figure["file"]).read_bytes()[:4] == b"\x89PNG"
 
 
 def test_what_is_said_may_use_every_row(kept):
