@@ -6,7 +6,7 @@ pieces. K-FAC compiles itself, and a convolutional network is slow inside a loop
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from saddlefree.lab.problems import Problem
 from saddlefree.lab.task import Batch, Task, Tree
 
 LIMIT = 250
-"""The most steps in one call of `advance`."""
+"""The most steps in one call of `advance`, and of those whose order of examples is made at once."""
 _KNOWN = ("aux", "steps", "value")  # figures of a step that say nothing new
 
 
@@ -61,6 +61,7 @@ class Program:
         self._examples = examples
         self.steps_per_epoch = examples // self.batch_size if self.batch_size else 1
         self.steps = max(1, round(epochs * self.steps_per_epoch))
+        self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
         around = Circumstances(task, self.steps, self.batch_size is None, self.mapped)
         try:
             self._method = optimiser.build(values, around)
@@ -101,7 +102,7 @@ class Program:
         if self._looped:
             loop = self._over_seeds(self._turns, (0, None, None if self.batch_size is None else 0, None, None))
             number = jnp.zeros((), jnp.int32)
-            arguments = state, self._task.parts["train"], self._epoch_order(0), number, number
+            arguments = state, self._task.parts["train"], self._order_in(0), number, number
             self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
         else:
             self._step = jax.jit(self._step_figures) if self._method.traceable else self._step_figures
@@ -109,13 +110,17 @@ class Program:
         jax.block_until_ready(self._evaluate(state))
         self.compile_seconds = time.perf_counter() - begin
 
+    def room(self, step: int) -> int:
+        """The most steps that `advance` can make from number `step`."""
+        return min(LIMIT, self._span - step % self._span)
+
     def advance(self, state: Any, step: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
-        """`count` steps from number `step`, within one epoch; the old state is gone. Figures are (count[, seeds])."""
+        """`count` steps from number `step`, if there is room; the old state is gone. Figures are (count[, seeds])."""
         if not self._looped:
             return jax.block_until_ready(self._one_by_one(state, step, count))
-        epoch, place = divmod(step, self.steps_per_epoch)
+        span, place = divmod(step, self._span)
         state, figures = jax.block_until_ready(
-            self._loop(state, self._task.parts["train"], self._epoch_order(epoch), jnp.int32(place), jnp.int32(count))
+            self._loop(state, self._task.parts["train"], self._order_in(span), jnp.int32(place), jnp.int32(count))
         )
         return state, {name: np.moveaxis(np.asarray(values), -1, 0)[:count] for name, values in figures.items()}
 
@@ -141,8 +146,8 @@ class Program:
     def _one_by_one(self, state: Any, step: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
         figures = []
         for number in range(step, step + count):
-            epoch, place = divmod(number, self.steps_per_epoch)
-            batch = self._batch(self._task.parts["train"], self._epoch_order(epoch), place)
+            span, place = divmod(number, self._span)
+            batch = self._batch(self._task.parts["train"], self._order_in(span), place)
             state, new = self._step(state, batch)
             figures.append(new)
         return state, {name: np.stack([np.asarray(row[name]) for row in figures]) for name in figures[0]}
@@ -153,33 +158,36 @@ class Program:
         chosen = jax.lax.dynamic_slice_in_dim(order, place * self.batch_size, self.batch_size)
         return jax.tree.map(lambda x: x[chosen], train)
 
-    def _epoch_order(self, epoch: int) -> Tree:
-        """The order of the examples in an epoch, for each seed."""
+    def _order_in(self, span: int) -> Tree:
+        """The order of the examples in the epochs of a span, one after another, for each seed."""
         if self.batch_size is None:
             return jnp.zeros(0, jnp.int32)
-        if self._order[0] != epoch:
-            seeds = jnp.asarray(self._seeds, jnp.int32)
-            orders = _orders(seeds, epoch, self._examples)
-            self._order = epoch, orders if self.mapped else orders[0]
+        if self._order[0] != span:
+            count = self._span // self.steps_per_epoch
+            used = self.steps_per_epoch * self.batch_size
+            orders = _orders(self._seeds, span * count + np.arange(count), self._examples)[..., :used]
+            orders = orders.reshape(len(self._seeds), -1)
+            self._order = span, orders if self.mapped else orders[0]
         return self._order[1]
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _orders(seeds: jax.Array, epoch: int, examples: int) -> jax.Array:
-    def order(seed: jax.Array) -> jax.Array:
+def _orders(seeds: Sequence[int], epochs: np.ndarray, examples: int) -> jax.Array:
+    def order(seed: jax.Array, epoch: jax.Array) -> jax.Array:
         return jax.random.permutation(jax.random.fold_in(jax.random.key(seed), epoch), examples)
 
-    return jax.vmap(order)(seeds)
+    every_epoch = jax.vmap(order, (None, 0))
+    return jax.vmap(every_epoch, (0, None))(jnp.asarray(seeds, jnp.int32), jnp.asarray(epochs, jnp.int32))
 
 
 def seconds_per_step(program: Program) -> float:
-    """Of a program with one seed, at its start, compiling apart; over at least 0.3 s or one epoch."""
+    """Of a program with one seed, at its start, compiling apart; over at least 0.3 s."""
     state = program.start()
     program.prepare(state)
     count, elapsed, steps = 1, 0.0, 0
     state, _ = program.advance(state, 0, 1)
     while elapsed < 0.3:
-        count = min(2 * count, LIMIT, program.steps_per_epoch if program.steps_per_epoch > 1 else LIMIT)
+        count = min(2 * count, program.room(0))
         begin = time.perf_counter()
         state, _ = program.advance(state, 0, count)
         elapsed, steps = elapsed + time.perf_counter() - begin, steps + count

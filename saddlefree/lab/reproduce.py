@@ -59,6 +59,16 @@ class Study:
 
 
 COSINE = (("decay", "cosine"),)
+BATCHES = (("batch_size", 100),)
+LIKE_ADAM = (
+    ("learning_rate", 0.0173920852),
+    ("averaging", 0.745057448),
+    ("second_moment", 0.9843647114),
+    ("epsilon", 2.72693206e-10),
+    ("damping", 1.0),
+    ("refresh_every", 100),
+)
+"""What the paper found for Adam on UCI Energy, and nothing searched."""
 
 
 def _pinns() -> list[Item | Study]:
@@ -107,6 +117,8 @@ ITEMS: list[Item | Study] = [
     Item("uci-energy", "low-rank", 50, configs=20),
     Item("uci-energy", "adam", 50, configs=20),
     Item("uci-energy", "adam", 50, "adam-cosine", configs=20, changes=COSINE),
+    Item("uci-energy", "low-rank", 50, "low-rank-batches", epochs=1200, changes=(*BATCHES, *LIKE_ADAM)),
+    Item("uci-energy", "adam", 50, "adam-batches", epochs=1200, configs=20, changes=(*BATCHES, *COSINE)),
     Item("uci-energy", "sgd", 50, configs=20),
     Item("uci-energy", "lanczos-adaptive", 10, configs=20),
     Item("uci-energy", "kfac", 10, configs=20),

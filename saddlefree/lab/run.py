@@ -26,7 +26,7 @@ import numpy as np
 from saddlefree.lab import checkpoint, optimisers, problems
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import Metrics, read_json, write_json
-from saddlefree.lab.program import LIMIT, Program, precision, seconds_per_step
+from saddlefree.lab.program import Program, precision, seconds_per_step
 from saddlefree.lab.task import Task
 
 CHUNK_SECONDS = 0.5
@@ -238,7 +238,7 @@ class _Clock:
     """When a run ends, when it evaluates, and how far to go before looking up."""
 
     def __init__(self, plan: Plan, program: Program, evaluations: int, per_step: float):
-        self._budget, self._steps, self._per_epoch = plan.budget, program.steps, program.steps_per_epoch
+        self._budget, self._steps, self._room = plan.budget, program.steps, program.room
         self._per_step = per_step
         every = -(-program.steps // evaluations)
         early = {2**k for k in range(32) if 2**k < every}
@@ -250,15 +250,13 @@ class _Clock:
         return at.step >= self._steps if self._budget is None else at.seconds >= self._budget
 
     def count(self, at: Position) -> int:
-        """Steps until the next evaluation, the end of the epoch or the next look up, whichever is first."""
-        span, ahead = CHUNK_SECONDS, LIMIT
+        """Steps until the next evaluation, the next look up or the end of the room, whichever is first."""
+        span, ahead = CHUNK_SECONDS, self._room(at.step)
         if self._budget is None:
-            ahead = next(point for point in self._points if point > at.step) - at.step
+            ahead = min(ahead, next(point for point in self._points if point > at.step) - at.step)
         else:
             span = min(span, next(mark for mark in self._marks if mark > at.seconds) - at.seconds)
-        if self._per_epoch > 1:
-            ahead = min(ahead, self._per_epoch - at.step % self._per_epoch)
-        return max(1, min(ahead, LIMIT, int(span / self._per_step)))
+        return max(1, min(ahead, int(span / self._per_step)))
 
     def learn(self, per_step: float) -> None:
         """Takes note of a measured time per step."""

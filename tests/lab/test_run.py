@@ -85,14 +85,34 @@ def test_batches_of_an_epoch_are_a_permutation(tmp_path):
         program = Program(
             entry, task, optimisers.find("sgd"), configured := {"batch_size": 100, **plan("sgd").values}, (0, 1), 2
         )
-        orders = np.stack([np.asarray(program._epoch_order(epoch)) for epoch in (0, 1, 0)])
+        spans = np.stack([np.asarray(program._order_in(span)) for span in (0, 1, 0)])
     assert configured["batch_size"] == program.batch_size
-    examples = len(task.parts["train"][0])
-    assert program.steps_per_epoch == examples // 100
-    np.testing.assert_array_equal(np.sort(orders, -1), np.broadcast_to(np.arange(examples), orders.shape))
-    np.testing.assert_array_equal(orders[0], orders[2])
-    assert not np.array_equal(orders[0], orders[1])
-    assert not np.array_equal(orders[0, 0], orders[0, 1])
+    assert program.steps_per_epoch == task.examples // 100
+    np.testing.assert_array_equal(spans[0], spans[2])
+    epochs = spans[:2].reshape(-1, program.steps_per_epoch * 100)  # of two seeds
+    assert len(epochs) > 4
+    for epoch in epochs:
+        assert len({*epoch.tolist()} & {*range(task.examples)}) == epoch.size
+    assert len({epoch.tobytes() for epoch in epochs}) == len(epochs)
+
+
+def test_pieces_of_a_run_make_the_whole():
+    entry = problems.find("digits")
+    with precision(entry):
+        values = {"batch_size": 300, **plan("sgd").values}
+        program = Program(entry, entry.load(None), optimisers.find("sgd"), values, (0,), 200)
+        program.prepare(program.start())
+
+        def losses(pieces):
+            state, step = program.start(), 0
+            while step < 300:
+                count = min(pieces, program.room(step), 300 - step)
+                state, _ = program.advance(state, step, count)
+                step += count
+            return program.evaluate(state)["train"]
+
+        assert program.room(0) > program.steps_per_epoch
+        assert losses(1) == losses(7) == losses(1000)
 
 
 def test_seeds_together_are_the_seeds_alone(tmp_path):

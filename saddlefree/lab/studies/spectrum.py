@@ -13,7 +13,7 @@ import saddlefree as sf
 from saddlefree.density import Density
 from saddlefree.lab import optimisers, problems, tables
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.program import LIMIT, Program, precision
+from saddlefree.lab.program import Program, precision
 from saddlefree.lab.run import Display
 from saddlefree.lab.studies.base import GREY, Findings, epochs, label, save
 from saddlefree.lab.task import Task, Tree
@@ -61,13 +61,11 @@ def snapshots(name: str, task: Task, steps: int, display: Display) -> list[Snaps
 
     whole = epochs(name, task, OPTIMISER, values, steps)
     program = Program(problem, task, optimisers.find(OPTIMISER), values, (0,), whole)
-    per_epoch = program.steps_per_epoch
     state, step, found = program.start(), 0, []
     program.prepare(state)
     for mark in (0, *(10**k for k in range(1, len(str(steps))) if 10**k < steps), steps):
         while step < mark:
-            within = per_epoch - step % per_epoch if per_epoch > 1 else LIMIT
-            count = min(mark - step, within, LIMIT)
+            count = min(mark - step, program.room(step))
             state, _ = program.advance(state, step, count)
             step += count
         loss, density = look(state.params, state.model_state)
