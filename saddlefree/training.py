@@ -66,7 +66,8 @@ def make_step(
         are means over microbatches, as are the floating leaves of model state and aux; other leaves are the last one's.
       donate: whether the old state's memory is reused, after which it cannot be read any more.
 
-    `curvature_batch` is another batch whose Hessian is used.
+    A step also takes `curvature_batch`, another batch whose Hessian is used, and `refresh`, True or False, which is
+    compiled into it: whether `low_rank` refreshes.
 
     >>> import saddlefree as sf
     >>> def loss_fn(params, model_state, batch, key):
@@ -96,7 +97,9 @@ def make_step(
 
         return microbatch_mean(part, (batch, jnp.arange(length)), microbatch_size, has_aux=True)
 
-    def step(state: TrainState, batch: Tree, curvature_batch: Tree = None) -> tuple[TrainState, dict[str, Any]]:
+    def step(
+        state: TrainState, batch: Tree, curvature_batch: Tree = None, refresh: bool | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
         key, next_key = jax.random.split(state.key)
         loss_and_aux = objective(state, batch, key)
         (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
@@ -104,6 +107,8 @@ def make_step(
         if curvature_batch is not None:
             curved = objective(state, curvature_batch, key)
             known["curvature_fn"] = lambda params: curved(params)[0]
+        if refresh is not None:
+            known["refresh"] = refresh
         updates, opt_state = tx.update(grad, state.opt_state, state.params, **known)
         model_state = tree.where(jnp.isfinite(loss), model_state, state.model_state)
         figures = diagnostics(opt_state) if has_figures(opt_state) else {}
@@ -111,4 +116,4 @@ def make_step(
         params = optax.apply_updates(state.params, updates)
         return TrainState(params, opt_state, model_state, next_key, optax.safe_increment(state.step)), metrics
 
-    return jax.jit(step, donate_argnums=0 if donate else ())
+    return jax.jit(step, donate_argnums=0 if donate else (), static_argnames="refresh")

@@ -187,7 +187,10 @@ def compare(
             announce=announce,
         )
     results = tables.results(problem, summary["rows"], problems.find(problem).test)
-    rows = [[f"{cell.text} [dim]{cell.paper}[/]" if cell.paper else cell.text for cell in row] for row in results.rows]
+    rows = [
+        [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
+        for row in results.rows
+    ]
     table(results.columns, rows, results.caption)
     _show_report(folder)
 

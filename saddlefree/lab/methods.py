@@ -1,5 +1,6 @@
 """How optimisers train: built for a task and a number of steps, each is a state and a step to the next one."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Circumstances(NamedTuple):
     steps: int  # in the whole run, over which rates decay
     full_batch: bool
     mapped: bool  # over seeds
+    unlooped: bool = False  # loops and branches are slow: a convolutional network on a CPU
 
 
 Build = Callable[[Values, Circumstances], Method]
@@ -69,17 +71,36 @@ def series(values: Values) -> sf.series:
 def fixed(solver: Callable[[Values], Any]) -> Build:
     """Saddle-free Newton with a given rate, momentum and damping."""
     return transformed(
-        lambda v, around: sf.saddle_free_newton(schedule(v, around), v["momentum"], v["damping"], solver(v))
+        lambda v, around: sf.saddle_free_newton(
+            schedule(v, around), v["momentum"], v["damping"], _unrolled(solver(v), around)
+        )
     )
 
 
 def adaptive(solver: Callable[[Values], Any]) -> Build:
     """Saddle-free Newton that finds rate, momentum and damping by itself."""
-    return transformed(lambda v, around: sf.adaptive_saddle_free_newton(solver(v), v["initial_damping"]))
+    return transformed(
+        lambda v, around: sf.adaptive_saddle_free_newton(_unrolled(solver(v), around), v["initial_damping"])
+    )
 
 
-def low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
-    """Saddle-free Newton with a curvature of low rank."""
+def _unrolled(solver: Any, around: Circumstances) -> Any:
+    return dataclasses.replace(solver, unroll=True) if around.unlooped and hasattr(solver, "unroll") else solver
+
+
+def low_rank(v: Values, around: Circumstances) -> Method:
+    """Saddle-free Newton with a curvature of low rank; where branches are slow, refreshes are compiled apart."""
+    method = transformed(_low_rank)(v, around)
+    if not around.unlooped:
+        return method
+
+    def step(state: sf.training.TrainState, batch: Batch) -> tuple[sf.training.TrainState, dict[str, jax.Array]]:
+        return method.step(state, batch, refresh=bool(state.step % v["refresh_every"] == 0))  # type: ignore[call-arg]
+
+    return Method(method.init, step, traceable=False)
+
+
+def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
     solver = sf.low_rank(
         rank=v["rank"],
         refresh_every=v["refresh_every"],
@@ -90,7 +111,7 @@ def low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
         # Under vmap all would pay for an early refresh of one.
         surprise=None if around.mapped else 4.0,
     )
-    return sf.saddle_free_newton(schedule(v, around), damping=v["damping"], solver=solver)
+    return sf.saddle_free_newton(schedule(v, around), damping=v["damping"], solver=_unrolled(solver, around))
 
 
 def adam(v: Values, around: Circumstances) -> optax.GradientTransformation:

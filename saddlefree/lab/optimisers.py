@@ -146,7 +146,7 @@ OPTIMISERS = {
     ),
     "low-rank": Optimiser(
         "curvature of low rank, refreshed now and then",
-        methods.transformed(methods.low_rank),
+        methods.low_rank,
         {
             **_rate(3e-3, 3e-4, 0.1, "cosine"),
             **_damping(0.5, 0.1, 5),

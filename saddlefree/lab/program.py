@@ -62,12 +62,13 @@ class Program:
         self.steps_per_epoch = examples // self.batch_size if self.batch_size else 1
         self.steps = max(1, round(epochs * self.steps_per_epoch))
         self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
-        around = Circumstances(task, self.steps, self.batch_size is None, self.mapped)
+        unlooped = problem.convolutional and jax.default_backend() == "cpu"
+        around = Circumstances(task, self.steps, self.batch_size is None, self.mapped, unlooped)
         try:
             self._method = optimiser.build(values, around)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self._looped = self._method.traceable and not (problem.convolutional and jax.default_backend() == "cpu")
+        self._looped = self._method.traceable and not unlooped
         self._order: tuple[int, Any] = (-1, None)
         parts = jax.tree.map(lambda x: x[: problem.evaluated] if problem.evaluated else x, task.parts)
         evaluate = jax.jit(self._over_seeds(task.evaluate, (0, 0, None)))

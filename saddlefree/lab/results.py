@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 
 from saddlefree.lab import figures, optimisers, paper, problems, statistics, tables
+from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json, write_lines
 
 POINTS = 50
@@ -119,7 +120,13 @@ def page(folder: pathlib.Path) -> str:
         keep_trailing_newline=True,
     )  # Markdown, which is not escaped
     records = {name: _read(folder, name) for name in _parts(folder)}
-    rows = {name: {row["name"]: row for row in record["rows"]} for name, record in records.items()}
+    rows = {(name, row["name"]): row for name, record in records.items() for row in record["rows"]}
+
+    def find(part: str, name: str) -> Record:
+        if (part, name) not in rows:
+            raise UserError(f"{folder / 'reading.md'} speaks of {name} on {part}, which has no results")
+        return rows[part, name]
+
     text = environment.get_template("results.md").render(
         parts=[(name, problems.find(name).title, record) for name, record in records.items()],
         studies=_read(folder, "studies")["rows"],
@@ -128,7 +135,7 @@ def page(folder: pathlib.Path) -> str:
         table=lambda name: tables.markdown(_table(folder, name, records[name]["rows"])),
         hyperparameters=lambda name: tables.markdown(_hyperparameters(name, records[name]["rows"])),
         study_table=lambda table: tables.markdown(tables.of_study(table)),
-        row=lambda name, row: rows[name][row],
+        row=find,
         number=tables.number,
         paper=lambda name, row: paper.RESULTS[name, row],
     )

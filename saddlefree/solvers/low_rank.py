@@ -45,7 +45,8 @@ class low_rank(Solver):
 
     Args:
       rank: k ≥ 0, the products of a refresh and the vectors it keeps; 0 is SGD with momentum, or Adam.
-      refresh_every: T ≥ 1. `update` may say `refresh=` itself, a bool, which takes the place of the count.
+      refresh_every: T ≥ 1. `update` may say `refresh=` itself, a bool, which takes the place of the count. Where Python
+        knows it (a static argument) there is no branch in the program: on a CPU, convolutions are slow inside one.
       averaging: β in [0, 1) of the averaged gradient, which takes the place of an optimiser's momentum: m ← β m + g,
         and with Adam's metric m ← β m + (1 − β) g.
       metric: "identity" or "adam".
@@ -163,8 +164,10 @@ class low_rank(Solver):
 
     def _refreshed(self, due: jax.Array, system: System, root: Tree, u: Tree, old: Decomposition) -> Decomposition:
         """The decomposition, a new one where it is due."""
-        if not self.rank:
+        if not self.rank or system.refresh is False:
             return old
+        if system.refresh is True:
+            return tree.where(due, self._decomposed(system, root, u, old), old)
 
         # A loop of at most one turn leaves the basis where it is, which `cond` alone would copy in each step; `cond`
         # inside the loop keeps the compiler from moving out of it, into each step, what does not depend on the basis.

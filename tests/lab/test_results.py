@@ -98,6 +98,9 @@ def test_what_is_said_may_use_every_row(kept):
     (kept / "results" / "reading.md").write_text('Adam: {{ number(row("saddle", "adam").train) }}.\n')
     row = read_json(kept / "results" / "saddle.json")["rows"][1]
     assert f"Adam: {results.tables.number(row['train'])}." in results.page(kept / "results")
+    (kept / "results" / "reading.md").write_text('{{ row("saddle", "newton").train }}')
+    with pytest.raises(UserError, match=r"reading.md speaks of newton on saddle, which has no results"):
+        results.page(kept / "results")
 
 
 def test_every_item_can_be_done():
