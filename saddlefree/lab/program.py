@@ -107,7 +107,8 @@ class Program:
             self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
         else:
             self._step = jax.jit(self._step_figures) if self._method.traceable else self._step_figures
-            jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, 1))
+            apart = 1 if self._method.traceable else 2  # the first step may be another program than those after it
+            jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, apart))
         jax.block_until_ready(self._evaluate(state))
         self.compile_seconds = time.perf_counter() - begin
 
