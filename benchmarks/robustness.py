@@ -18,9 +18,10 @@ from benchmarks.record import log_uniform, read, write
 from benchmarks.uci_energy import energy, loss, network
 
 TOGETHER = 10
+RANGES = ((1e-3, 5), (1e-3, 0.95), (1e-8, 1))
 
 Make = Callable[..., optax.GradientTransformation]
-"""An optimiser from three numbers: learning rate, momentum and damping."""
+"""An optimiser from three numbers, of RANGES: learning rate, momentum and damping."""
 
 
 def fixed(solver: Any) -> Make:
@@ -100,10 +101,9 @@ def main() -> None:
     for name in options.kinds:
         steps, draw = KINDS[name]
         rng, counts, draws = np.random.default_rng(0), np.zeros(3, int), 0
-        while draws < (options.draws // 20 if name == "exact" else options.draws):
+        while draws < (max(options.draws // 20, 1) if name == "exact" else options.draws):
             make = draw(rng)
-            ranges = [(1e-3, 5), (1e-3, 0.95), (1e-8, 1)]
-            numbers = np.array([[log_uniform(rng, *ends) for ends in ranges] for _ in range(TOGETHER)])
+            numbers = np.array([[log_uniform(rng, *ends) for ends in RANGES] for _ in range(TOGETHER)])
             counts += tally(make, steps, numbers, draws + np.arange(TOGETHER), batch)
             draws += TOGETHER
         found = dict(zip(("finite", "skipping", "worse"), counts.tolist(), strict=True))

@@ -108,6 +108,7 @@ def make_step(
             curved = objective(state, curvature_batch, key)
             known["curvature_fn"] = lambda params: curved(params)[0]
         if refresh is not None:
+            checks.kind("refresh", refresh, bool, "None, True or False")
             known["refresh"] = refresh
         updates, opt_state = tx.update(grad, state.opt_state, state.params, **known)
         model_state = tree.where(jnp.isfinite(loss), model_state, state.model_state)

@@ -104,6 +104,19 @@ def test_curvature_on_another_batch():
     np.testing.assert_allclose(other.params, [0.5, 0.75], rtol=1e-6)
 
 
+def test_a_step_is_told_when_to_refresh():
+    loss_fn = lambda params, model_state, batch, key: (jnp.sum(batch * params**2), (model_state, None))  # noqa: E731
+    tx = sf.saddle_free_newton(0.1, damping=1.0, solver=sf.low_rank(rank=2))
+    step = sf.training.make_step(loss_fn, tx)
+    state, products = sf.training.init(jnp.ones(3), tx), []
+    for refresh in (False, True, None):
+        state, metrics = step(state, jnp.arange(3.0), refresh=refresh)
+        products.append(int(metrics["products"]))
+    assert products == [0, 2, 0]
+    with pytest.raises(ValueError, match="refresh must be None, True or False, got 'now'"):
+        step(state, jnp.arange(3.0), refresh="now")
+
+
 def test_a_non_finite_loss_leaves_everything_as_it_was():
     tx = TXS["adaptive"]
     state = start(tx)

@@ -58,7 +58,6 @@ class Program:
         if size is not None and size > examples:
             raise UserError(f"batch_size must be at most the {examples} training examples, got {size}")
         self.batch_size: int | None = None if size == examples else size
-        self._examples = examples
         self.steps_per_epoch = examples // self.batch_size if self.batch_size else 1
         self.steps = max(1, round(epochs * self.steps_per_epoch))
         self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
@@ -167,7 +166,7 @@ class Program:
         if self._order[0] != span:
             count = self._span // self.steps_per_epoch
             used = self.steps_per_epoch * self.batch_size
-            orders = _orders(self._seeds, span * count + np.arange(count), self._examples)[..., :used]
+            orders = _orders(self._seeds, span * count + np.arange(count), self._task.examples)[..., :used]
             orders = orders.reshape(len(self._seeds), -1)
             self._order = span, orders if self.mapped else orders[0]
         return self._order[1]

@@ -16,6 +16,7 @@ from typing import Any
 from saddlefree.lab import optimisers, results
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import read_json
+from saddlefree.lab.paper import TUNED
 
 Say = Callable[[str], None]
 
@@ -60,11 +61,12 @@ class Study:
 
 COSINE = (("decay", "cosine"),)
 BATCHES = (("batch_size", 100),)
+_ADAM = TUNED["uci-energy", "adam"]
 LIKE_ADAM = (
-    ("learning_rate", 0.0173920852),
-    ("averaging", 0.745057448),
-    ("second_moment", 0.9843647114),
-    ("epsilon", 2.72693206e-10),
+    ("learning_rate", _ADAM["learning_rate"]),
+    ("averaging", round(1 - _ADAM["one_minus_beta1"], 12)),
+    ("second_moment", round(1 - _ADAM["one_minus_beta2"], 12)),
+    ("epsilon", _ADAM["epsilon"]),
     ("damping", 1.0),
     ("refresh_every", 100),
 )
