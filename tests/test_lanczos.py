@@ -92,6 +92,44 @@ def test_basis_is_orthonormal_in_float32_and_matches_matfree():
     np.testing.assert_allclose(ours[-4:], reference[-4:], rtol=1e-4)
 
 
+OUTLIERS = [(), (12.0, 5.0, 2.0, 1.0), (300.0, -100.0)]
+
+
+def spread(rng, outliers, n=300):
+    """A matrix with these eigenvalues and a bulk, and a vector, in float32."""
+    bulk = rng.uniform(-1, 1, size=n - len(outliers)) * (0.05 if outliers else 1)
+    H = symmetric(rng, np.concatenate([outliers, bulk]))
+    return jnp.asarray(H, jnp.float32), jnp.asarray(rng.normal(size=n), jnp.float32)
+
+
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 2**16), outliers=st.sampled_from(OUTLIERS))
+def test_semi_orthogonality_suffices_for_the_spectrum(seed, outliers):
+    H, g = spread(np.random.default_rng(seed), outliers)
+    both = [spectrum.lanczos_decomposition(lambda v: H @ v, g, 30, semi=semi) for semi in (True, False)]
+    np.testing.assert_allclose(both[0][0] @ both[0][0].T, np.eye(30), atol=1e-3)
+    values = [np.linalg.eigvalsh(np.asarray(T.dense(), np.float64)) for _, T, _ in both]
+    np.testing.assert_allclose(*values, atol=1e-5 * np.max(np.abs(values[1])))
+
+
+@pytest.mark.parametrize("outliers", OUTLIERS)
+def test_semi_orthogonality_takes_few_sweeps(monkeypatch, outliers):
+    """None where no Ritz value has converged, and some, in pairs, where one has."""
+    needed, after = [], spectrum.Overlaps.after
+
+    def recorded(self, *args):
+        needed.append(after(self, *args)[0])
+        return after(self, *args)
+
+    monkeypatch.setattr(spectrum.Overlaps, "after", recorded)
+    H, g = spread(np.random.default_rng(3), outliers)
+    with jax.disable_jit():
+        spectrum.lanczos_decomposition(lambda v: H @ v, g, 20, semi=True)
+    swept = "".join("·x"[bool(n)] for n in needed)
+    assert len(swept) == 20
+    assert (swept.startswith("··") and "xx" in swept) if outliers else "x" not in swept, swept
+
+
 def test_memory_is_m_and_a_few_vectors_and_does_not_grow_in_two_passes():
     H = jnp.ones(100_000)
 

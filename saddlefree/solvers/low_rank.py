@@ -10,6 +10,7 @@ It is positive definite for every M. Where Ĥ_k says nothing it is SGD with mome
 """
 
 import dataclasses
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,6 +19,9 @@ import jax.numpy as jnp
 from saddlefree import checks, spectrum, tree
 from saddlefree.solvers.base import Solution, Solver, System
 from saddlefree.tree import Tree
+
+FEW = 32
+"""Rows that are worth while to write out."""
 
 
 class Decomposition(NamedTuple):
@@ -110,7 +114,8 @@ class low_rank(Solver):
 
     def solve(self, system: System, state: LowRankState) -> Solution:
         """Refreshes where it is time, and applies what is known."""
-        lam, strength = system.damping, tree.norm(system.gradient)
+        # Scaled by 1 + 0·usual: of what comes straight from a matrix product, XLA sums the squares in a slower way.
+        lam, strength = system.damping, tree.norm(tree.scale(1 + 0 * state.usual, system.gradient))
         finite = jnp.isfinite(strength)
         # Guarded number by number, in the pass that makes them: a choice between two states would copy the basis.
         state, m, root = self._averaged(finite, system.gradient, state)
@@ -119,7 +124,7 @@ class low_rank(Solver):
         basis, values, vectors = curvature = self._refreshed(due, system, root, u, state.curvature)
         gain = 1 / (jnp.abs(values) + lam) - 1 / lam
         coordinates = vectors @ (gain * (vectors.T @ spectrum.project(basis, u)))
-        direction = jax.tree.map(jnp.multiply, root, tree.axpy(1 / lam, u, spectrum.combine(basis, coordinates)))
+        direction = jax.tree.map(jnp.multiply, root, tree.axpy(1 / lam, u, _combined(basis, coordinates)))
         length = tree.norm(direction) / jnp.sqrt(jnp.asarray(max(tree.size(m), 1), lam.dtype))
         within = jnp.minimum(1, self.max_step * tree.reciprocal(length))
         stats = {
@@ -183,6 +188,14 @@ class low_rank(Solver):
         scaled = lambda v: jax.tree.map(jnp.multiply, root, matvec(jax.tree.map(jnp.multiply, root, v)))  # noqa: E731
         recycled = spectrum.combine(old.basis, jnp.sum(old.vectors, axis=1) * self.rank**-0.5)
         start = tree.axpy(1, tree.normalise(u), recycled)
-        basis, T, _ = spectrum.lanczos_decomposition(scaled, start, self.rank, self.unroll)
+        basis, T, _ = spectrum.lanczos_decomposition(scaled, start, self.rank, self.unroll, semi=True)
         values, vectors = jnp.linalg.eigh(T.dense())
         return tree.where(jnp.all(jnp.isfinite(values)), Decomposition(basis, values, vectors), old)
+
+
+def _combined(basis: Tree, coordinates: jax.Array) -> Tree:
+    """B y, row by row where there are few: XLA makes one pass of that and what follows, and two of a matrix product."""
+    if not 0 < coordinates.size <= FEW:
+        return spectrum.combine(basis, coordinates)
+    rows = [tree.scale(coordinates[j], tree.get(basis, j)) for j in range(coordinates.size)]
+    return functools.reduce(lambda x, y: tree.axpy(1, x, y), rows)
