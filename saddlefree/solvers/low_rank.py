@@ -50,7 +50,7 @@ class low_rank(Solver):
     Args:
       rank: k ≥ 0, the products of a refresh and the vectors it keeps; 0 is SGD with momentum, or Adam.
       refresh_every: T ≥ 1. `update` may say `refresh=` itself, a bool, which takes the place of the count. Where Python
-        knows it (a static argument) there is no branch in the program: on a CPU, convolutions are slow inside one.
+        knows it (a static argument) no product is in a branch, where convolutions are slow on a CPU.
       averaging: β in [0, 1) of the averaged gradient, which takes the place of an optimiser's momentum: m ← β m + g,
         and with Adam's metric m ← β m + (1 − β) g.
       metric: "identity" or "adam".
@@ -62,8 +62,8 @@ class low_rank(Solver):
       unroll: products in one turn of the compiled loop, or True for no loop at all.
 
     A refresh starts Lanczos from the averaged gradient and the old basis together, so that what was found once is found
-    again and sharpened. Under `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`,
-    keeps them in step.
+    again and sharpened; it re-orthogonalises where half the digits of orthogonality would be lost (Simon 1984). Under
+    `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`, keeps them in step.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([10.0, -4.0, 0.0]))
