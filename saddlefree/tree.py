@@ -104,8 +104,9 @@ def where(condition: jax.Array, x: Tree, y: Tree) -> Tree:
 
 
 def all_finite(x: Tree) -> jax.Array:
-    """Whether no entry of x is infinite or NaN, nor so large that ‖x‖ is."""
-    return jnp.isfinite(norm(x))
+    """Whether no entry of x is infinite or NaN."""
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(x)]
+    return jnp.all(jnp.stack(finite)) if finite else jnp.array(True)
 
 
 def size(x: Tree) -> int:
