@@ -261,7 +261,7 @@ def _newton(
         else:
             proposal = rule.propose(solution.direction, state.previous, local.model_g, matvec, lam, state.count)
         step, figures = proposal.step, {"learning_rate": proposal.learning_rate, "momentum": proposal.momentum}
-        finite = jnp.isfinite(tree.norm(step))
+        finite = tree.all_finite(step)
         leap, way_out = None, None
         if escape is not None:
             leap, way_out = escape.leap(curvature, local.g, lam, state.escape, state.count)
