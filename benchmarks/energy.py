@@ -17,9 +17,12 @@ import optax
 import saddlefree as sf
 from benchmarks.record import write
 from benchmarks.uci_energy import loss, network, split
+from saddlefree.lab.paper import TUNED
 
 SEEDS, BATCH, STEPS = 10, 50, 8000
-RATE, AVERAGING, SECOND_MOMENT, EPSILON = 0.0173920852, 0.745057448, 0.9843647114, 2.72693206e-10
+_ADAM = TUNED["uci-energy", "adam"]
+RATE, EPSILON = _ADAM["learning_rate"], _ADAM["epsilon"]
+AVERAGING, SECOND_MOMENT = (round(1 - _ADAM[f"one_minus_beta{i}"], 12) for i in (1, 2))
 
 
 def adam(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:

@@ -66,7 +66,7 @@ def main() -> None:
     for name, run in runs.items():
         # Adam beside each, so that a change of the machine's load meets both.
         pairs = [(seconds(*runs["adam"], repeats=1), seconds(*run, repeats=1)) for _ in range(ROUNDS)]
-        milliseconds, over_adam = (1e3 * median(b for _, b in pairs) / STEPS, median(b / a for a, b in pairs))
+        milliseconds, over_adam = 1e3 * median(b for _, b in pairs) / STEPS, median(b / a for a, b in pairs)
         rows.append({"optimiser": name, "milliseconds": milliseconds, "over_adam": over_adam})
         print(f"{name:<54}{milliseconds:8.2f} ms{over_adam:8.2f} × Adam", flush=True)
     write("step_cost" if len(os.sched_getaffinity(0)) > 1 else "step_cost_one_core", rows)
