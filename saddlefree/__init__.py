@@ -12,11 +12,16 @@ from saddlefree.acceleration import (
     vector_rho,
 )
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
-from saddlefree.damping import damping_search, fixed_damping, levenberg_marquardt
 from saddlefree.density import spectral_density
 from saddlefree.diagnostics import diagnostics
-from saddlefree.escape import escape
+from saddlefree.model import Answers, Result
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
+from saddlefree.rules.base import Proposal, Rule
+from saddlefree.rules.escape import escape
+from saddlefree.rules.fixed import fixed_rate
+from saddlefree.rules.levenberg_marquardt import levenberg_marquardt
+from saddlefree.rules.plane import adaptive_plane
+from saddlefree.rules.search import damping_search
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
 from saddlefree.solvers.base import Solution, Solver, solve
 from saddlefree.solvers.blockwise import blockwise
@@ -24,22 +29,24 @@ from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
 from saddlefree.solvers.series import series
-from saddlefree.step import adaptive_step, fixed_step
 
 __all__ = [
+    "Answers",
+    "Proposal",
+    "Result",
+    "Rule",
     "Solution",
     "Solver",
     "accelerate",
+    "adaptive_plane",
     "adaptive_saddle_free_newton",
-    "adaptive_step",
     "blockwise",
     "damping_search",
     "diagnostics",
     "escape",
     "exact",
-    "fixed_damping",
+    "fixed_rate",
     "fixed_scale",
-    "fixed_step",
     "gauss_newton",
     "hessian",
     "lanczos",
@@ -65,3 +72,15 @@ __all__ = [
     "training",
     "vector_rho",
 ]
+
+_REMOVED = {
+    "adaptive_step": "adaptive_plane, a rule",
+    "fixed_damping": "fixed_rate, a rule with learning rate, momentum and damping",
+    "fixed_step": "fixed_rate, a rule with learning rate, momentum and damping",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Names what took the place of something that is gone."""
+    hint = f": use saddlefree.{_REMOVED[name]}" if name in _REMOVED else ""
+    raise AttributeError(f"module 'saddlefree' has no attribute {name!r}{hint}")

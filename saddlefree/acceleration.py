@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from saddlefree import checks, tree
-from saddlefree.tree import Tree
+from saddlefree import checks, space
+from saddlefree.space import Vector
 
 
 class Accelerator(Protocol):
@@ -40,7 +40,7 @@ class Accelerator(Protocol):
     def num_sums(self) -> int:
         """The number of trailing partial sums to push."""
 
-    def init(self, gradient: Tree, start: int) -> Any:
+    def init(self, gradient: Vector, start: int) -> Any:
         """The state before the first push.
 
         Args:
@@ -48,20 +48,20 @@ class Accelerator(Protocol):
           start: the index n ≥ 0 of the first partial sum to be pushed.
         """
 
-    def push(self, state: Any, term: Tree, partial_sum: Tree) -> Any:
+    def push(self, state: Any, term: Vector, partial_sum: Vector) -> Any:
         """The state after the next a_n and s_n; works as the body of a `lax` loop."""
 
-    def limit(self, state: Any) -> Tree:
+    def limit(self, state: Any) -> Vector:
         """The accelerated limit."""
 
 
 class RecursionState(NamedTuple):
     """The last ascending diagonal of the table."""
 
-    diagonal: Tree  # e_{m−c}^(c) at index c, where s_m was pushed last
+    diagonal: Vector  # e_{m−c}^(c) at index c, where s_m was pushed last
     depth: jax.Array  # columns 0, …, depth are good
     pushed: jax.Array
-    probe: Tree  # y/‖y‖∞, or None where it is not used
+    probe: Vector  # y/‖y‖∞, or None where it is not used
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -94,50 +94,50 @@ class Recursion:
         """2N + 1."""
         return 2 * self.order + 1
 
-    def init(self, gradient: Tree, start: int) -> RecursionState:
+    def init(self, gradient: Vector, start: int) -> RecursionState:
         """An empty table; all depends on differences of indices alone, so `start` does not matter."""
         checks.integer("start", start, low=0)
         probe = _normalise(gradient) if self.topological else None
         return RecursionState(
-            tree.stack(gradient, self.num_sums), jnp.array(-1, jnp.int32), jnp.array(0, jnp.int32), probe
+            space.stack(gradient, self.num_sums), jnp.array(-1, jnp.int32), jnp.array(0, jnp.int32), probe
         )
 
-    def push(self, state: RecursionState, term: Tree, partial_sum: Tree) -> RecursionState:
+    def push(self, state: RecursionState, term: Vector, partial_sum: Vector) -> RecursionState:
         """The next ascending diagonal."""
         eps = _eps(partial_sum)
 
-        def column(c: jax.Array, carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        def column(c: jax.Array, carry: tuple[Vector, ...]) -> tuple[Vector, ...]:
             diagonal, depth, new, old, older = carry
-            # All reads come after the write: the other way round XLA would copy the whole stack in each turn.
-            diagonal = tree.put(diagonal, new, c - 1)
+            # All reads come after the write: the other way round XLA would copy the whole stack in each iteration.
+            diagonal = space.put(diagonal, new, c - 1)
 
             # The first difference is known without cancellation: worth a digit, and two for a long series.
-            delta = tree.where(c == 1, term, tree.sub(new, old))
-            length = _peak(delta)
-            good = jnp.isfinite(length) & (length > eps * jnp.maximum(_peak(new), _peak(old)))
+            delta = space.where(c == 1, term, space.sub(new, old))
+            length = space.peak(delta)
+            good = jnp.isfinite(length) & (length > eps * jnp.maximum(space.peak(new), space.peak(old)))
 
             # Products of unscaled vectors underflow in float32; b/⟨Δ, b⟩ does not depend on the scale of b.
             length = jnp.where(good, length, 1)
-            companion = delta = tree.scale(1 / length, delta)
+            companion = delta = space.scale(1 / length, delta)
             if self.topological:
-                step = tree.sub(tree.get(diagonal, jnp.maximum(c - 2, 0)), older)
-                companion = tree.where(c % 2 == 1, state.probe, _normalise(step))
-            product = tree.dot(delta, companion)
-            good &= jnp.abs(product) > eps * tree.norm(delta) * tree.norm(companion)
+                step = space.sub(space.get(diagonal, jnp.maximum(c - 2, 0)), older)
+                companion = space.where(c % 2 == 1, state.probe, _normalise(step))
+            product = space.dot(delta, companion)
+            good &= jnp.abs(product) > eps * space.norm(delta) * space.norm(companion)
             coefficient = jnp.asarray(self.factor(c), length.dtype) / jnp.where(good, product, 1) / length
-            value = tree.axpy(coefficient, companion, older)
+            value = space.axpy(coefficient, companion, older)
 
-            good &= (depth == c - 1) & (state.depth >= c - 1) & tree.all_finite(value)
-            return diagonal, jnp.where(good, c, depth), value, tree.get(diagonal, c), old
+            good &= (depth == c - 1) & (state.depth >= c - 1) & space.all_finite(value)
+            return diagonal, jnp.where(good, c, depth), value, space.get(diagonal, c), old
 
-        old, older = tree.get(state.diagonal, 0), tree.zeros_like(partial_sum)
+        old, older = space.get(state.diagonal, 0), space.zeros_like(partial_sum)
         carry = state.diagonal, jnp.zeros_like(state.depth), partial_sum, old, older
         diagonal, depth, value, _, _ = lax.fori_loop(1, state.pushed + 1, column, carry)
-        return RecursionState(tree.put(diagonal, value, state.pushed), depth, state.pushed + 1, state.probe)
+        return RecursionState(space.put(diagonal, value, state.pushed), depth, state.pushed + 1, state.probe)
 
-    def limit(self, state: RecursionState) -> Tree:
+    def limit(self, state: RecursionState) -> Vector:
         """The highest good even column of the last diagonal."""
-        return tree.get(state.diagonal, state.depth - state.depth % 2)
+        return space.get(state.diagonal, state.depth - state.depth % 2)
 
 
 def shanks(order: int) -> Recursion:
@@ -205,12 +205,12 @@ def _rho_factor(c: jax.Array) -> jax.Array:
 class WeightedState(NamedTuple):
     """All moments and the latest terms."""
 
-    terms: Tree  # the terms which the weights reach, stacked
-    total: Tree  # the last partial sum
+    terms: Vector  # the terms which the weights reach, stacked
+    total: Vector  # the last partial sum
     moments: jax.Array  # ⟨y, a_n⟩/‖y‖∞
     pushed: jax.Array
     start: jax.Array
-    probe: Tree  # y/‖y‖∞
+    probe: Vector  # y/‖y‖∞
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -237,30 +237,30 @@ class Weighted:
     def __repr__(self) -> str:
         return f"{self.name}(order={self.order})"
 
-    def init(self, gradient: Tree, start: int) -> WeightedState:
+    def init(self, gradient: Vector, start: int) -> WeightedState:
         """No moments and no terms."""
         checks.integer("start", start, low=0)
         return WeightedState(
-            terms=tree.stack(gradient, max(self.num_weights - 1, 1)),
-            total=tree.zeros_like(gradient),
-            moments=jnp.zeros(self.num_sums, tree.scalar_dtype(gradient)),
+            terms=space.stack(gradient, max(self.num_weights - 1, 1)),
+            total=space.zeros_like(gradient),
+            moments=jnp.zeros(self.num_sums, space.scalar_dtype(gradient)),
             pushed=jnp.array(0, jnp.int32),
             start=jnp.array(start, jnp.int32),
             probe=_normalise(gradient),
         )
 
-    def push(self, state: WeightedState, term: Tree, partial_sum: Tree) -> WeightedState:
+    def push(self, state: WeightedState, term: Vector, partial_sum: Vector) -> WeightedState:
         """Another moment and another term."""
         # Terms that no weight reaches go to the first place too, which a later one then takes.
         place = jnp.maximum(state.pushed - (self.num_sums - self.num_weights + 1), 0)
         return state._replace(
-            terms=tree.put(state.terms, term, place),
+            terms=space.put(state.terms, term, place),
             total=partial_sum,
-            moments=tree.put(state.moments, tree.dot(state.probe, term), state.pushed),
+            moments=space.put(state.moments, space.dot(state.probe, term), state.pushed),
             pushed=state.pushed + 1,
         )
 
-    def limit(self, state: WeightedState) -> Tree:
+    def limit(self, state: WeightedState) -> Vector:
         """The weighted sum, as s_last − Σ_j (Σ_{i<j} w_i) a_j: weights are large, and terms smaller than sums."""
         if self.order == 0:
             return state.total
@@ -273,7 +273,7 @@ class Weighted:
             return total - jnp.sum(tails.astype(total.dtype).reshape(-1, *(1,) * total.ndim) * terms, axis=0)
 
         corrected = jax.tree.map(correct, state.total, state.terms)
-        return tree.where(sane & tree.all_finite(corrected), corrected, state.total)
+        return space.where(sane & space.all_finite(corrected), corrected, state.total)
 
 
 def pade(order: int) -> Weighted:
@@ -349,7 +349,7 @@ def _annihilate(remainders: jax.Array) -> jax.Array:
     return jnp.linalg.solve(system / rows[:, None], right) / columns
 
 
-def accelerate(accelerator: Accelerator, partial_sums: Tree, gradient: Tree = None) -> Tree:
+def accelerate(accelerator: Accelerator, partial_sums: Vector, gradient: Vector = None) -> Vector:
     """The limit of s_0, s_1, … from the last `accelerator.num_sums` of them, in float32 at least.
 
     Args:
@@ -362,17 +362,17 @@ def accelerate(accelerator: Accelerator, partial_sums: Tree, gradient: Tree = No
     """
     if isinstance(partial_sums, list):
         partial_sums = jax.tree.map(lambda *sums: jnp.stack([jnp.asarray(s) for s in sums]), *partial_sums)
-    sums = tree.to_working(partial_sums)
+    sums = space.to_working(partial_sums)
     found, needed = min(s.shape[0] for s in jax.tree.leaves(sums)), accelerator.num_sums
     if found < needed:
         raise ValueError(f"partial_sums must be at least {needed} for {accelerator}, got {found}")
     first = jax.tree.map(lambda s: s[0], sums)
-    return _accelerate(accelerator, sums, first if gradient is None else tree.cast_like(gradient, first))
+    return _accelerate(accelerator, sums, first if gradient is None else space.cast_like(gradient, first))
 
 
 # Compiled once for each accelerator and shape, where an eager loop would be for each call.
 @functools.partial(jax.jit, static_argnums=0)
-def _accelerate(accelerator: Accelerator, sums: Tree, gradient: Tree) -> Tree:
+def _accelerate(accelerator: Accelerator, sums: Vector, gradient: Vector) -> Vector:
     length, needed = jax.tree.leaves(sums)[0].shape[0], accelerator.num_sums
     terms = jax.tree.map(lambda s: jnp.concatenate([s[:1], s[1:] - s[:-1]]), sums)
     window = jax.tree.map(lambda x: x[-needed:], (terms, sums))
@@ -381,17 +381,10 @@ def _accelerate(accelerator: Accelerator, sums: Tree, gradient: Tree) -> Tree:
     return accelerator.limit(state)
 
 
-def _peak(x: Tree) -> jax.Array:
-    """‖x‖∞, which neither underflows nor overflows as ‖x‖₂ does."""
-    dtype = tree.scalar_dtype(x)
-    peaks = [jnp.max(jnp.abs(leaf), initial=0).astype(dtype) for leaf in jax.tree.leaves(x)]
-    return jnp.max(jnp.stack([jnp.zeros((), dtype), *peaks]))
-
-
-def _normalise(x: Tree) -> Tree:
+def _normalise(x: Vector) -> Vector:
     """x/‖x‖∞, and 0 where x is 0."""
-    return tree.scale(tree.reciprocal(_peak(x)), x)
+    return space.scale(space.reciprocal(space.peak(x)), x)
 
 
-def _eps(x: Tree) -> float:
-    return float(jnp.finfo(tree.scalar_dtype(x)).eps)
+def _eps(x: Vector) -> float:
+    return float(jnp.finfo(space.scalar_dtype(x)).eps)

@@ -1,15 +1,16 @@
 """Answers to bad input: a `ValueError` that says the argument's name, its value and the allowed range."""
 
+import functools
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saddlefree.tree import Tree
+from saddlefree.space import Tree
 
 
 def number(
@@ -37,7 +38,12 @@ def number(
     if isinstance(value, bool) or not (isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()):
         raise error
     concrete = float(value)
-    if not low <= concrete <= high or (open_low and concrete == low) or (open_high and concrete == high):
+    if (
+        not math.isfinite(concrete)
+        or not low <= concrete <= high
+        or (open_low and concrete == low)
+        or (open_high and concrete == high)
+    ):
         raise error
 
 
@@ -59,6 +65,39 @@ def kind(name: str, value: Any, kind: type, what: str) -> None:
         raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
+def removed(**successors: str) -> Callable[[type], type]:
+    """A class decorator: an argument that is gone raises a sentence that names its successor.
+
+    >>> @removed(metric="base=optax.adam(rate)")
+    ... class part:
+    ...     pass
+    >>> part(metric="adam")
+    Traceback (most recent call last):
+    ...
+    TypeError: part has no argument 'metric': use base=optax.adam(rate)
+    """
+
+    def decorate(cls: type) -> type:
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            no_others(cls.__name__, [name for name in kwargs if name in successors], successors)
+            original(self, *args, **kwargs)
+
+        cls.__init__ = init  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def no_others(owner: str, names: Iterable[str], successors: dict[str, str]) -> None:
+    """Refuses arguments that `owner` does not have, with a successor where there is one."""
+    for name in names:
+        hint = f": use {successors[name]}" if name in successors else ""
+        raise TypeError(f"{owner} has no argument {name!r}{hint}")
+
+
 def unrolling(unroll: Any) -> None:
     """Refuses an `unroll` that is neither True nor a whole number ≥ 1."""
     if unroll is not True:
@@ -66,12 +105,18 @@ def unrolling(unroll: Any) -> None:
 
 
 def real_parameters(params: Tree) -> None:
-    """Refuses complex and integer parameters: neither has the real Hessian that everything here stands on."""
+    """Refuses complex and integer parameters, which have no real Hessian, and leaves that are no arrays."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = f"params{jax.tree_util.keystr(path)}"
+        if not isinstance(leaf, numbers.Number) and not hasattr(leaf, "dtype"):
+            raise ValueError(
+                f"{name} must be an array, got {leaf!r}; pass the arrays alone, for an Equinox model "
+                "eqx.filter(model, eqx.is_inexact_array) as params and value_fn=sf.as_value_fn(loss_fn, model)"
+            )
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} must be real floating point, got {dtype}; "
+                f"{name} must be real floating point, got {dtype}; "
                 "pass complex parameters as their real and imaginary parts, and freeze integer ones with frozen="
             )
 

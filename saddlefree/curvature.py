@@ -9,14 +9,15 @@ output curvature ∇²ℓ, the generalised Gauss-Newton matrix is G = Jᵀ ∇²
 Array([ 2., -2.], dtype=float32)
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, tree
-from saddlefree.tree import Tree
+from saddlefree import checks, space
+from saddlefree.space import Tree
 
 MatVec = Callable[[Tree], Tree]
 """A symmetric matrix as the function v ↦ A v on pytrees; the result has v's dtypes."""
@@ -101,12 +102,12 @@ def microbatch_mean(
     @jax.checkpoint
     def evaluate(params: Tree, examples: Tree) -> Tree:
         loss, aux = loss_fn(params, examples) if has_aux else (loss_fn(params, examples), None)
-        return checks.scalar("loss_fn", loss).astype(tree.scalar_dtype(params)), aux
+        return checks.scalar("loss_fn", loss).astype(space.scalar_dtype(params)), aux
 
     def mean(shares: jax.Array, x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x[-1]
-        return jnp.tensordot(shares.astype(x.dtype), x, axes=1)
+        return jnp.tensordot(shares.astype(x.dtype), x, axes=1, precision="highest")
 
     def value_fn(params: Tree) -> Any:
         def body(_: None, examples: Tree) -> tuple[None, Tree]:
@@ -114,10 +115,10 @@ def microbatch_mean(
 
         _, results = jax.lax.scan(body, None, full)
         shares = jnp.full(length // size, size / length)
-        if _length(rest):
+        if length % size:
             last = evaluate(params, rest)
             results = jax.tree.map(lambda x, y: jnp.append(x, jnp.asarray(y)[None], axis=0), results, last)
-            shares = jnp.append(shares, _length(rest) / length)
+            shares = jnp.append(shares, length % size / length)
         loss, aux = jax.tree.map(lambda x: mean(shares, x), results)
         return (loss, aux) if has_aux else loss
 
@@ -138,13 +139,13 @@ def microbatch_map(predict_fn: Callable[[Tree, Tree], Tree], inputs: Tree, size:
     >>> predict(jnp.array(2.0))
     Array([0., 2., 4., 6., 8.], dtype=float32)
     """
-    full, rest, _ = _microbatches(inputs, size)
+    full, rest, length = _microbatches(inputs, size)
     outputs_of = jax.checkpoint(predict_fn)
 
     def predict_all(params: Tree) -> Tree:
         stacked = jax.lax.map(lambda examples: outputs_of(params, examples), full)
-        outputs = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), stacked)
-        if not _length(rest):
+        outputs = jax.tree.map(lambda y: _merge_leading(jnp.swapaxes(y, 0, 1)), stacked)
+        if not length % size:
             return outputs
         return jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, outputs_of(params, rest))
 
@@ -159,28 +160,54 @@ def _calls(primitive: str, jaxpr: Any) -> bool:
     )
 
 
-def _length(batch: Tree) -> int:
-    return jax.tree.leaves(batch)[0].shape[0]
-
-
 def _microbatches(batch: Tree, size: int) -> tuple[Tree, Tree, int]:
-    """`batch` as stacked microbatches of `size`, the shorter rest, and the number of examples."""
+    """`batch` as stacked microbatches of `size`, the shorter rest, and the number of examples.
+
+    Microbatch i of k takes the examples i, i + k, i + 2k, …: where a batch is sharded along its leading axis, each
+    microbatch then lies on all devices.
+    """
     checks.integer("size", size, low=1)
     lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     if len(lengths) != 1 or lengths == {()}:
         raise ValueError(f"batch must have leaves that share their leading axis, got leading axes {sorted(lengths)}")
-    length = _length(batch)
+    ((length,),) = lengths
+    if not length:
+        raise ValueError("batch must hold at least one example, got leading axis 0")
     whole = length // size * size
-    full = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), batch)
-    return full, jax.tree.map(lambda x: x[whole:], batch), length
+    full = jax.tree.map(lambda x: _interleaved(x, whole, size), batch)
+    return full, jax.tree.map(lambda x: x[whole:], batch) if whole < length else None, length
 
 
-def block_of(product: MatVec, part: Tree, params: Tree) -> MatVec:
-    """The block of `product` for the leaves that are not None in `part`, in the dtypes of `params`."""
-    zeros = tree.zeros_like(params)
-    return in_dtypes_of(tree.select(part, params), lambda v: tree.select(part, product(tree.fill(v, zeros))))
+def _interleaved(x: jax.Array, whole: int, size: int) -> jax.Array:
+    """The first `whole` examples of x, as microbatches of `size` along a new leading axis."""
+    x = jnp.asarray(x)
+    shape, sharding = (size, whole // size, *x.shape[1:]), jax.typeof(x).sharding
+    first = sharding.spec[0] if sharding.spec else None
+    if first is None:
+        return jnp.swapaxes(x[:whole].reshape(shape), 0, 1)
+    devices = math.prod(sharding.mesh.shape[axis] for axis in ([first] if isinstance(first, str) else first))
+    if size % devices or whole < x.shape[0]:
+        raise ValueError(
+            f"size must be a multiple of the {devices} devices that the batch is sharded over, and divide its "
+            f"{x.shape[0]} examples, got {size}"
+        )
+    spec = jax.sharding.PartitionSpec(first, None, *sharding.spec[1:])
+    return jnp.swapaxes(jax.lax.reshape(x, shape, out_sharding=spec), 0, 1)
+
+
+def _merge_leading(y: jax.Array) -> jax.Array:
+    """y with its first two axes as one."""
+    shape, sharding = (y.shape[0] * y.shape[1], *y.shape[2:]), jax.typeof(y).sharding
+    if not sharding.spec or sharding.spec[0] is None:
+        return y.reshape(shape)
+    spec = jax.sharding.PartitionSpec(sharding.spec[0], *sharding.spec[2:])
+    return jax.lax.reshape(y, shape, out_sharding=spec)
 
 
 def in_dtypes_of(params: Tree, product: MatVec) -> MatVec:
-    """`product`, fed in the dtypes of `params` and answering in those of its argument."""
-    return lambda v: tree.cast_like(product(tree.cast_like(v, params)), v)
+    """`product`, evaluated in the dtypes of `params`, its result in those of its argument."""
+
+    def cast(x: Tree, like: Tree) -> Tree:
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), x, like)
+
+    return lambda v: cast(product(cast(v, params)), v)

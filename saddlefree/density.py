@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, spectrum, tree
+from saddlefree import checks, space, spectrum
 from saddlefree.curvature import MatVec
-from saddlefree.tree import Tree
+from saddlefree.space import Vector
 
 
 class Density(NamedTuple):
@@ -33,7 +33,7 @@ class Density(NamedTuple):
 
 
 def spectral_density(
-    matvec: MatVec, like: Tree, num_products: int = 80, num_samples: int = 4, *, seed: int = 0
+    matvec: MatVec, like: Vector, num_products: int = 80, num_samples: int = 4, *, seed: int = 0
 ) -> Density:
     """The distribution of the eigenvalues of H by stochastic Lanczos quadrature (Golub & Welsch; Ghorbani et al. 2019).
 
@@ -57,7 +57,7 @@ def spectral_density(
     steps = spectrum.krylov_size(num_products, like)
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        start = tree.random_normal(key, tree.to_working(like))
+        start = space.random_normal(key, space.to_working(like))
         _, T, _ = spectrum.lanczos_decomposition(matvec, start, steps)
         values, vectors = jnp.linalg.eigh(T.dense())
         return values, vectors[0] ** 2

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, spectrum, tree
+from saddlefree import checks, space, spectrum
 from saddlefree.curvature import MatVec
-from saddlefree.tree import Scalar, Tree
+from saddlefree.space import Scalar, Vector
 
 
 class Measurement(NamedTuple):
@@ -23,16 +23,16 @@ class Measurement(NamedTuple):
     V: jax.Array
     state: Any
     products: int  # with H, that finding it took
-    squared: Tree | None = None  # H²g, where it came along
+    squared: Vector | None = None  # H²g, where it came along
 
 
 class Scale(Protocol):
     """A choice of V."""
 
-    def init(self, gradient: Tree) -> Any:
+    def init(self, gradient: Vector) -> Any:
         """The state before the first step."""
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: Any, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: Any, unroll: int | bool) -> Measurement:
         """V for the matrix behind `matvec`."""
 
 
@@ -61,14 +61,14 @@ class lower_bound:
         checks.number("initial", self.initial, 0, open_low=True)
         checks.number("decay", self.decay, 0, 1, open_low=True)
 
-    def init(self, gradient: Tree) -> jax.Array:
+    def init(self, gradient: Vector) -> jax.Array:
         """V itself is the state."""
-        return jnp.asarray(self.initial / self.decay, tree.scalar_dtype(gradient))
+        return jnp.asarray(self.initial / self.decay, space.scalar_dtype(gradient))
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
         """V from H²g, which it hands on to the series."""
         squared = matvec(matvec(gradient))
-        bound = tree.norm(squared) * tree.reciprocal(tree.norm(gradient))
+        bound = space.norm(squared) * space.reciprocal(space.norm(gradient))
         V = jnp.maximum(self.decay * state, bound)
         return Measurement(V, V, 2, squared)
 
@@ -97,19 +97,19 @@ class power_iteration:
         checks.integer("num_iterations", self.num_iterations, low=1)
         checks.number("safety", self.safety, 0, open_low=True)
 
-    def init(self, gradient: Tree) -> jax.Array:
+    def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
         """V from a few power iterations."""
         key, state = jax.random.split(state)
-        start = tree.random_normal(key, gradient)
+        start = space.random_normal(key, gradient)
 
-        def iterate(v: Tree, _: None) -> tuple[Tree, jax.Array]:
-            v = tree.normalise(v)
+        def iterate(v: Vector, _: None) -> tuple[Vector, jax.Array]:
+            v = space.normalise(v)
             v = matvec(matvec(v))
-            return v, tree.norm(v)
+            return v, space.norm(v)
 
         _, growth = jax.lax.scan(iterate, start, None, length=self.num_iterations, unroll=unroll)
         return Measurement(self.safety * growth[-1], state, 2 * self.num_iterations)
@@ -142,16 +142,16 @@ class lanczos_bound:
         checks.integer("num_products", self.num_products, low=1)
         checks.number("safety", self.safety, 0, open_low=True)
 
-    def init(self, gradient: Tree) -> jax.Array:
+    def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
         """V from a short Lanczos run."""
         key, state = jax.random.split(state)
         # A space cannot have more dimensions than the parameters have entries.
         steps = spectrum.krylov_size(self.num_products, gradient)
-        _, T, _ = spectrum.lanczos_decomposition(matvec, tree.random_normal(key, gradient), steps, unroll)
+        _, T, _ = spectrum.lanczos_decomposition(matvec, space.random_normal(key, gradient), steps, unroll)
         return Measurement(self.safety * spectrum.largest_magnitude(T) ** 2, state, steps)
 
 
@@ -182,17 +182,17 @@ class trace_bound:
         checks.integer("num_samples", self.num_samples, low=1)
         checks.number("margin", self.margin, 0, open_low=True)
 
-    def init(self, gradient: Tree) -> jax.Array:
+    def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
         """V from a few random products."""
         key, state = jax.random.split(state)
 
         def sample(key: jax.Array) -> jax.Array:
-            product = matvec(tree.random_normal(key, gradient))
-            return tree.dot(product, product)
+            product = matvec(space.random_normal(key, gradient))
+            return space.dot(product, product)
 
         keys = jax.random.split(key, self.num_samples)
         _, squares = jax.lax.scan(lambda _, key: (None, sample(key)), None, keys, unroll=unroll)
@@ -215,10 +215,10 @@ class fixed_scale:
     def __post_init__(self) -> None:
         checks.number("value", self.value, 0, open_low=True)
 
-    def init(self, gradient: Tree) -> tuple[()]:
+    def init(self, gradient: Vector) -> tuple[()]:
         """Nothing to remember."""
         return ()
 
-    def measure(self, matvec: MatVec, gradient: Tree, state: tuple[()], unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: tuple[()], unroll: int | bool) -> Measurement:
         """V as given."""
-        return Measurement(jnp.asarray(self.value, tree.scalar_dtype(gradient)), state, 0)
+        return Measurement(jnp.asarray(self.value, space.scalar_dtype(gradient)), state, 0)

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from saddlefree import checks, tree
+from saddlefree import checks, space
 from saddlefree.curvature import microbatch_mean
 from saddlefree.diagnostics import diagnostics, has_figures
-from saddlefree.tree import Tree
+from saddlefree.space import Tree
 
 
 class TrainState(NamedTuple):
@@ -111,7 +111,7 @@ def make_step(
             checks.kind("refresh", refresh, bool, "None, True or False")
             known["refresh"] = refresh
         updates, opt_state = tx.update(grad, state.opt_state, state.params, **known)
-        model_state = tree.where(jnp.isfinite(loss), model_state, state.model_state)
+        model_state = space.where(jnp.isfinite(loss), model_state, state.model_state)
         figures = diagnostics(opt_state) if has_figures(opt_state) else {}
         metrics = {"loss": loss, "aux": aux, **figures}
         params = optax.apply_updates(state.params, updates)

@@ -1,44 +1,63 @@
-"""What every solver is: a way from products with H to the direction (|H| + λI)⁻¹ g."""
+"""What every solver is: it learns about the curvature, keeps it from step to step, and builds models of the loss."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, tree
-from saddlefree.curvature import MatVec, block_of
-from saddlefree.spectrum import combine
-from saddlefree.tree import Scalar, Tree
+from saddlefree import checks, space
+from saddlefree.curvature import MatVec, in_dtypes_of
+from saddlefree.model import Answers, Model
+from saddlefree.problem import Problem
+from saddlefree.space import Scalar, Space, Tree, Vector
 
 
-class System(NamedTuple):
-    """What is to be solved: (|H| + λI) d = g."""
+class Solver:
+    """A frozen dataclass, equal and hashable by value; its memory is handed in and out, never kept.
 
-    # Prepares the product with H, or with its block for a gradient whose other leaves are None. Called only where
-    # products are needed.
-    curvature: Callable[..., MatVec]
-    gradient: Tree
-    damping: jax.Array
-    previous: Tree = None  # the previous update, where there was one
-    refresh: Any = None  # a bool: whether what a solver refreshes now and then is due
+    A solver of one's own inherits from this class. It says what its statistics are called, how many λ its models answer,
+    and defines `init` and `model`:
 
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class gradient_descent(Solver):
+    ...     stats = ("products", "error")
+    ...     answers = Answers.STATED
+    ...
+    ...     def init(self, layout):
+    ...         return ()
+    ...
+    ...     def model(self, problem, dampings, state):
+    ...         directions = [space.scale(1 / damping, problem.gradient) for damping in dampings]
+    ...         errors, stats = jnp.zeros(len(dampings)), {"products": jnp.array(0)}
+    ...         return Tabulated(dampings, directions, problem.gradient, errors, stats), state
+    >>> solve(gradient_descent(), lambda v: v, jnp.array([1.0]), damping=0.5).direction
+    Array([2.], dtype=float32)
+    """
 
-class Subspace(NamedTuple):
-    """H and g as an orthonormal basis B sees them: BᵀHB = S diag(θ) Sᵀ."""
+    stats: tuple[str, ...] = ("products",)
+    """The names of the statistics of its models and their answers."""
+    answers: Answers = Answers.ANY
+    """For how many λ a model has an answer."""
+    uses_previous: bool = False
+    """Whether it uses the previous step."""
+    has_momentum: bool = False
+    """Whether momentum is in its model, so that a rule must have none."""
+    needs: str | None = None
+    """Why `solve` alone cannot serve it, or None."""
 
-    basis: Tree  # B, stacked
-    values: jax.Array  # θ
-    vectors: jax.Array  # S
-    slope: jax.Array  # SᵀBᵀg
+    def init(self, layout: Space) -> Any:
+        """The state before the first step, for vectors of this layout."""
+        raise NotImplementedError
 
-    def combine(self, weights: jax.Array) -> Tree:
-        """B S diag(w) SᵀBᵀg."""
-        return combine(self.basis, self.vectors @ (weights * self.slope))
+    def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Model, Any]:
+        """The model at this point, and the state for the next one, which a non-finite number must never enter.
 
-    def predicted_change(self, weights: jax.Array) -> jax.Array:
-        """m(s) = gᵀs + ½ sᵀHs of the step s = −B S diag(w) SᵀBᵀg."""
-        return jnp.sum((self.values * weights / 2 - 1) * weights * self.slope**2)
+        Args:
+          problem: gradient and curvature.
+          dampings: the λ that the rule may ask for, a vector; its middle one may shape the model.
+          state: of the step before.
+        """
+        raise NotImplementedError
 
 
 class Solution(NamedTuple):
@@ -46,58 +65,8 @@ class Solution(NamedTuple):
 
     direction: Tree  # ≈ (|H| + λI)⁻¹ g, shaped like g
     stats: dict[str, jax.Array]  # scalars, such as the products used
-    state: Any  # what the solver remembers for its next call; as before where the direction is not finite
-    subspace: Subspace | None = None  # where the solver works in one
-
-
-def solved(
-    direction: Tree, stats: dict[str, jax.Array], state: Any, before: Any, subspace: Subspace | None = None
-) -> Solution:
-    """The solution, with the state from `before` where the direction is not finite."""
-    return Solution(direction, stats, tree.where(tree.all_finite(direction), state, before), subspace)
-
-
-class Solver:
-    """A frozen dataclass, equal and hashable by value; its memory is handed in and out, never kept.
-
-    >>> import dataclasses
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class gradient_descent(Solver):
-    ...     def init(self, gradient):
-    ...         return ()
-    ...
-    ...     def solve(self, system, state):
-    ...         return Solution(tree.scale(1 / system.damping, system.gradient), {}, state)
-    >>> solve(gradient_descent(), lambda v: v, jnp.array([1.0]), damping=0.5).direction
-    Array([2.], dtype=float32)
-    """
-
-    @property
-    def keeps_basis(self) -> bool:
-        """Whether its solutions have a subspace, in which every λ can be tried by its `weights`."""
-        return False
-
-    @property
-    def averages(self) -> bool:
-        """Whether it averages gradients, which takes the place of momentum."""
-        return False
-
-    @property
-    def remembers(self) -> bool:
-        """Whether it uses the previous update."""
-        return False
-
-    def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
-        """f(θ) for the eigenvalues θ of its subspace; only where `keeps_basis`."""
-        raise NotImplementedError
-
-    def init(self, gradient: Tree) -> Any:
-        """The state before the first call, for gradients shaped like this one."""
-        raise NotImplementedError
-
-    def solve(self, system: System, state: Any) -> Solution:
-        """The direction, and the state for the next call, which a non-finite number must never enter."""
-        raise NotImplementedError
+    state: Any  # what the solver remembers for its next call
+    result: jax.Array  # a `Result`: 0 is fine
 
 
 def check_solver(solver: Any) -> None:
@@ -109,26 +78,44 @@ def solve(solver: Solver, matvec: MatVec, gradient: Tree, damping: Scalar = 1e-2
     """One call of a solver: `direction` ≈ (|H| + λI)⁻¹ g, a saddle-free preconditioner for any purpose.
 
     Args:
-      solver: such as `series` or `exact`.
+      solver: such as `lanczos` or `exact`.
       matvec: v ↦ H v for vectors shaped like `gradient`, as `hessian` and `gauss_newton` return it.
       gradient: g, a pytree of real arrays.
-      damping: λ ≥ 0.
+      damping: λ ≥ 0; 0 is the pseudo-inverse.
       state: `Solution.state` of an earlier call, to go on from there.
+
+    `result` is 0 where the direction is as good as the solver's statistics say; `saddlefree.Result` names other codes.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([2.0, -0.5]))
-    >>> sf.solve(sf.exact(), lambda v: H @ v, jnp.array([1.0, 1.0]), damping=0.0).direction
-    Array([0.5, 2. ], dtype=float32)
+    >>> solution = sf.solve(sf.exact(), lambda v: H @ v, jnp.array([1.0, 1.0]), damping=0.0)
+    >>> solution.direction, sf.Result(int(solution.result)).name
+    (Array([0.5, 2. ], dtype=float32), 'FINE')
     """
     check_solver(solver)
+    if solver.needs is not None:
+        raise ValueError(f"solve cannot call {type(solver).__name__}: {solver.needs}")
     checks.number("damping", damping, 0)
     checks.real_parameters(gradient)
-    g = tree.to_working(gradient)
-    state = solver.init(g) if state is None else state
+    gradient = jax.tree.map(jnp.asarray, gradient)
+    layout = Space(gradient)
+    state = solver.init(layout) if state is None else state
+    lam = jnp.asarray(damping, layout.dtype)
 
-    def curvature(part: Tree = None) -> MatVec:
-        return block_of(matvec, gradient if part is None else part, gradient)
+    def operator(part: Tree) -> MatVec:
+        zeros = space.zeros_like(gradient)
+        return in_dtypes_of(part, lambda v: space.select(part, matvec(space.fill(v, zeros))))
 
-    system = System(curvature, g, jnp.asarray(damping, tree.scalar_dtype(g)))
-    solution = solver.solve(system, state)
-    return solution._replace(direction=tree.cast_like(solution.direction, gradient), subspace=None)
+    model, state = solver.model(Problem(layout, layout.pack(gradient), operator), lam[None], state)
+    answer = model.answer(lam)
+    return Solution(layout.unpack(answer.whole), {**model.stats, **answer.stats}, state, answer.result)
+
+
+def keep_finite(new: Any, old: Any, *judged: Vector) -> Any:
+    """The new state, or the old one where a number in `judged` is not finite."""
+    return space.where(space.all_finite(judged), new, old)
+
+
+def middle(dampings: jax.Array) -> jax.Array:
+    """The λ in the middle of those that a rule stated, which may shape a model."""
+    return dampings[dampings.shape[0] // 2]

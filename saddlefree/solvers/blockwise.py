@@ -9,49 +9,47 @@ and a dense solver's P³ becomes the sum of P_b³.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from saddlefree import tree
-from saddlefree.solvers.base import Solution, Solver, Subspace, System, check_solver
-from saddlefree.tree import Tree
+from saddlefree.model import Answers, Blocks, reduced
+from saddlefree.problem import Problem
+from saddlefree.solvers.base import Solver, check_solver
+from saddlefree.space import Space, Tree
 
 Path = tuple[Any, ...]
 """The keys that lead to a leaf, as in `jax.tree_util.tree_flatten_with_path`."""
 
-
-def layer(path: Path) -> Path:
-    """The group of a leaf: all but the last key of its path, so that a layer's weights and biases stay together."""
-    return path[:-1]
+_WRAPPERS = ("value", "raw_value", "_value")
+"""Attributes under which Flax NNX keeps the array of a parameter."""
 
 
-class Subspaces(NamedTuple):
-    """The subspaces of all groups, as one."""
+def layer(path: Path) -> Hashable:
+    """The group of a leaf: its layer, so that weights and biases of a layer stay together.
 
-    parts: tuple[Subspace, ...]
+    That is all but the last key of its path, for parameters of Flax, Haiku and Equinox alike. In a flat dictionary the
+    name itself is taken apart: at its last "." or "/", or at the number that it ends with (w1 and b1 are one layer).
 
-    @property
-    def values(self) -> jax.Array:
-        """θ of one group after the other."""
-        return jnp.concatenate([part.values for part in self.parts])
-
-    def combine(self, weights: jax.Array) -> Tree:
-        """B S diag(w) SᵀBᵀg in each group."""
-        return _joined([part.combine(w) for part, w in self._split(weights)])
-
-    def predicted_change(self, weights: jax.Array) -> jax.Array:
-        """The sum of what each group's model predicts."""
-        return jnp.sum(jnp.stack([part.predicted_change(w) for part, w in self._split(weights)]))
-
-    def _split(self, weights: jax.Array) -> list[tuple[Subspace, jax.Array]]:
-        pieces, start = [], 0
-        for part in self.parts:
-            pieces.append((part, weights[start : start + part.values.size]))
-            start += part.values.size
-        return pieces
+    >>> group = lambda tree: {layer(path) for path, _ in jax.tree.leaves_with_path(tree)}
+    >>> sorted(group({"dense": {"w": 1.0, "b": 1.0}, "head": {"w": 1.0}}))
+    [('dense',), ('head',)]
+    >>> sorted(group({"dense/w": 1.0, "dense/b": 1.0, "w2": 1.0, "b2": 1.0}))
+    [('2',), ('dense',)]
+    """
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    while len(names) > 1 and names[-1] in _WRAPPERS:
+        names.pop()
+    if len(names) != 1:
+        return tuple(names[:-1])
+    prefix, separator, _ = names[0].replace("/", ".").rpartition(".")
+    if separator:
+        return (prefix,)
+    number = re.search(r"\d+$", names[0])
+    return (number.group(),) if number else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +59,7 @@ class blockwise(Solver):
     Args:
       solver: what solves each block; `exact(average=0.95)` gives dense blocks with a moving average.
       group: function from a leaf's path to its group, anything hashable; leaves of one group form a block. Without it
-        a layer is a group: the leaves that share all but the last key of their path.
+        a layer is a group (see `saddlefree.solvers.blockwise.layer`).
 
     A block's product is the derivative of the block's own gradient, so that it spares what lies before the block in the
     model, and all blocks share the forward and backward pass of the loss. Beside `matvec=` a block's product is a whole
@@ -88,63 +86,50 @@ class blockwise(Solver):
             raise ValueError(f"group must be a function from a leaf's path to its group, got {self.group!r}")
 
     @property
-    def keeps_basis(self) -> bool:
+    def stats(self) -> tuple[str, ...]:  # type: ignore[override]
         """As its solver."""
-        return self.solver.keeps_basis
+        return self.solver.stats
 
     @property
-    def averages(self) -> bool:
+    def answers(self) -> Answers:  # type: ignore[override]
         """As its solver."""
-        return self.solver.averages
+        return self.solver.answers
 
     @property
-    def remembers(self) -> bool:
+    def uses_previous(self) -> bool:  # type: ignore[override]
         """As its solver."""
-        return self.solver.remembers
+        return self.solver.uses_previous
 
-    def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
+    @property
+    def has_momentum(self) -> bool:  # type: ignore[override]
         """As its solver."""
-        return self.solver.weights(values, damping)
+        return self.solver.has_momentum
 
-    def init(self, gradient: Tree) -> tuple[Any, ...]:
+    @property
+    def needs(self) -> str | None:  # type: ignore[override]
+        """As its solver."""
+        return self.solver.needs
+
+    def init(self, layout: Space) -> Any:
         """A state for each block."""
-        return tuple(self.solver.init(block) for block in self._blocks(gradient))
+        blocks = [Space(part, layout.packed) for part in self._parts(layout.like)]
+        # Without parameters one array stands for all states, as a prefix of them, for `optax.tree.map_params`.
+        return tuple(self.solver.init(block) for block in blocks) if blocks else jnp.zeros(0)
 
-    def solve(self, system: System, state: tuple[Any, ...]) -> Solution:
-        """Solves block by block."""
-        solutions = []
-        for g, memory in zip(self._blocks(system.gradient), state, strict=True):
-            block = system._replace(
-                curvature=lambda part=None, g=g: system.curvature(g if part is None else part),
-                gradient=g,
-                previous=None if system.previous is None else tree.select(g, system.previous),
-            )
-            solutions.append(self.solver.solve(block, memory))
-        direction = _joined([solution.direction for solution in solutions])
-        stats = {name: _reduced(name, [s.stats[name] for s in solutions]) for name in solutions[0].stats}
-        subspaces: Any = Subspaces(tuple(s.subspace for s in solutions)) if self.keeps_basis else None  # type: ignore[misc]
-        return Solution(direction, stats, tuple(s.state for s in solutions), subspaces)
+    def model(self, problem: Problem, dampings: jax.Array, state: tuple[Any, ...]) -> tuple[Blocks, tuple[Any, ...]]:
+        """Models block by block."""
+        blocks = [problem.block(part) for part in self._parts(problem.space.like)]
+        models, states = zip(
+            *(self.solver.model(block, dampings, old) for block, old in zip(blocks, state, strict=True)), strict=True
+        )
+        stats = reduced([model.stats for model in models])
+        return Blocks(problem.space, [block.space for block in blocks], list(models), stats), states
 
-    def _blocks(self, gradient: Tree) -> list[Tree]:
-        """The gradient once for each group, with None for the leaves of others."""
-        leaves, treedef = jax.tree.flatten_with_path(gradient)
+    def _parts(self, like: Tree) -> list[Tree]:
+        """The parameters once for each group, with None for the leaves of others."""
+        leaves, treedef = jax.tree.flatten_with_path(like)
         groups = [self.group(path) for path, _ in leaves]
         return [
             jax.tree.unflatten(treedef, [x if g == name else None for g, (_, x) in zip(groups, leaves, strict=True)])
             for name in dict.fromkeys(groups)
         ]
-
-
-def _joined(blocks: list[Tree]) -> Tree:
-    """One tree from trees that each have None for the others' leaves."""
-    first, *others = blocks
-    for block in others:
-        first = tree.fill(first, block)
-    return first
-
-
-def _reduced(name: str, values: list[jax.Array]) -> jax.Array:
-    numbers = jnp.stack(values)
-    if name == "products":
-        return jnp.sum(numbers, dtype=numbers.dtype)
-    return jnp.min(numbers) if name.startswith("smallest") else jnp.max(numbers)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, tree
+from saddlefree import checks, space
 from saddlefree.curvature import MatVec
-from saddlefree.solvers.base import Solution, Solver, System, solved
-from saddlefree.tree import Scalar, Tree
+from saddlefree.model import Spectral
+from saddlefree.problem import Problem
+from saddlefree.solvers.base import Solver, keep_finite
+from saddlefree.space import Scalar, Space, Vector
 
 
 class MovingAverage(NamedTuple):
@@ -33,7 +35,7 @@ class exact(Solver):
       threshold: eigenvalues with |h| below it, ≥ 0, are replaced: the paper's rule in place of damping.
       replacement: the eigenvalue, > 0, that takes their place.
       average: decay β in [0, 1) of a moving average of H over steps, C ← β C + (1 − β) H with its bias corrected (the
-        paper's text has the weights the other way round); 0 keeps none.
+        paper's text has the weights the other way round); None keeps none.
       absolute: False leaves the signs of the eigenvalues, (H + λI)⁻¹ g: plain Newton, which is drawn to saddles.
       max_size: the largest P that it accepts.
       chunk: columns of H that are computed at a time.
@@ -48,54 +50,52 @@ class exact(Solver):
 
     threshold: Scalar = 0.0
     replacement: Scalar = 1.0
-    average: Scalar = 0.0
+    average: Scalar | None = None
     absolute: bool = True
     max_size: int = 4096
     chunk: int = 64
 
+    stats = ("products", "smallest_eigenvalue", "largest_eigenvalue")
+
     def __post_init__(self) -> None:
         checks.number("threshold", self.threshold, 0)
         checks.number("replacement", self.replacement, 0, open_low=True)
-        checks.number("average", self.average, 0, 1, open_high=True)
+        if self.average is not None:
+            checks.number("average", self.average, 0, 1, open_high=True)
         checks.integer("max_size", self.max_size, low=1)
         checks.integer("chunk", self.chunk, low=1)
 
-    def init(self, gradient: Tree) -> MovingAverage | tuple[()]:
+    def init(self, layout: Space) -> MovingAverage | tuple[()]:
         """The moving average of the Hessian, where one is kept."""
-        size = tree.size(gradient)
-        if size > self.max_size:
+        if layout.size > self.max_size:
             raise ValueError(
-                f"exact decomposes a dense matrix and takes at most max_size={self.max_size} parameters, got {size}; "
-                "raise max_size, or use a solver that needs products only, such as series"
+                f"exact decomposes a dense matrix and takes at most max_size={self.max_size} parameters, got "
+                f"{layout.size}; raise max_size, or use a solver that needs products only, such as lanczos"
             )
-        if not self.average:
+        if self.average is None:
             return ()
-        dtype = tree.scalar_dtype(gradient)
-        return MovingAverage(jnp.zeros((size, size), dtype), jnp.zeros((), dtype))
+        return MovingAverage(jnp.zeros((layout.size, layout.size), layout.dtype), jnp.zeros((), layout.dtype))
 
-    def solve(self, system: System, state: Any) -> Solution:
-        """Decomposes the matrix and inverts it."""
-        g, unravel = tree.ravel(system.gradient)
-        H = dense(system.curvature(), g, unravel, self.chunk)
-        before = state
-        if self.average:
+    def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Spectral, Any]:
+        """Decomposes the matrix."""
+        g, restore = space.ravel(problem.gradient)
+        H = dense(problem.product(), g, restore, self.chunk)
+        if self.average is not None:
             beta = jnp.asarray(self.average, H.dtype)
-            state = MovingAverage(beta * state.matrix + (1 - beta) * H, beta * state.weight + (1 - beta))
-            H = state.matrix / state.weight
+            new = MovingAverage(beta * state.matrix + (1 - beta) * H, beta * state.weight + (1 - beta))
+            H, state = new.matrix / new.weight, keep_finite(new, state, new, g)
         values, vectors = jnp.linalg.eigh((H + H.T) / 2)
-        size = jnp.abs(values)
-        kept = size if self.absolute else values
-        used = jnp.where(size < self.threshold, jnp.asarray(self.replacement, size.dtype), kept)
-        direction = vectors @ ((vectors.T @ g) / (used + system.damping))
         stats = {
             "products": jnp.asarray(g.size, jnp.int32),
             "smallest_eigenvalue": values[0],
             "largest_eigenvalue": values[-1],
         }
-        return solved(unravel(direction), stats, state, before)
+        used = jnp.where(jnp.abs(values) < self.threshold, jnp.asarray(self.replacement, values.dtype), values)
+        model = Spectral(None, used, vectors, vectors.T @ g, stats, absolute=self.absolute, restore=restore)
+        return model, state
 
 
-def dense(matvec: MatVec, g: jax.Array, unravel: Callable[[jax.Array], Tree], chunk: int) -> jax.Array:
+def dense(matvec: MatVec, g: jax.Array, restore: Callable[[jax.Array], Vector], chunk: int) -> jax.Array:
     """The matrix behind `matvec`, column by column, `chunk` of them at a time."""
     identity = jnp.eye(g.size, dtype=g.dtype)
-    return jax.lax.map(lambda column: tree.ravel(matvec(unravel(column)))[0], identity, batch_size=chunk)
+    return jax.lax.map(lambda column: space.ravel(matvec(restore(column)))[0], identity, batch_size=chunk)

@@ -9,24 +9,23 @@ the space is a better one, preconditioned by what earlier steps learned of H (se
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, spectrum, tree
-from saddlefree.curvature import MatVec
+from saddlefree import checks, model, space, spectrum
+from saddlefree.model import Answers, Form, Model, Spectral, Tabulated
+from saddlefree.problem import Problem
 from saddlefree.solvers import recycling
-from saddlefree.solvers.base import Solution, Solver, Subspace, System, solved
-from saddlefree.tree import Tree
-
-Form = Literal["abs", "sqrt"]
+from saddlefree.solvers.base import Solver, keep_finite, middle
+from saddlefree.space import Space, Vector
 
 
 class LanczosState(NamedTuple):
     """What is remembered; () where it is not asked for."""
 
-    updates: Tree  # those before the previous one
+    updates: Vector  # those before the previous one
     recycled: Any  # Ritz pairs
 
 
@@ -42,13 +41,14 @@ class lanczos(Solver):
         best momentum along with the best step; it takes effect in an optimiser, which knows the previous updates.
       recycle: k ≥ 0, how many Ritz vectors are kept from call to call, k vectors more in memory. They precondition the
         Krylov space, so that few products suffice where H changes slowly, as from step to step of an optimiser.
-      tolerance: stop growing the basis when the last four vectors' share of the direction falls below this number in
+      tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
-      unroll: products in one turn of the compiled loop, or True for no loop at all.
+      unroll: products in one iteration of the compiled loop, or True for no loop at all.
 
-    The statistics hold `error`, the last four vectors' share as an estimate of the relative error (often a few times
-    too small), the extreme Ritz values and `negative_share`, the share of ‖g‖² in directions of negative curvature.
+    The statistics hold `error`, the last (up to four) vectors' share as an estimate of the relative error, often a few
+    times too small; the extreme Ritz values; and `negative_share`, the share of ‖g‖² in directions of negative
+    curvature.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([2.0, -0.5, 1.0]))
@@ -73,6 +73,8 @@ class lanczos(Solver):
     two_pass: bool = False
     unroll: int | bool = 1
 
+    stats = ("products", "error", "smallest_ritz", "largest_ritz", "negative_share")
+
     def __post_init__(self) -> None:
         checks.integer("num_products", self.num_products, low=1)
         if self.damping_form not in ("abs", "sqrt"):
@@ -91,86 +93,88 @@ class lanczos(Solver):
         checks.unrolling(self.unroll)
 
     @property
-    def keeps_basis(self) -> bool:
-        """Whether its solutions have a subspace, in which every λ can be tried."""
-        return not self.two_pass
+    def answers(self) -> Answers:  # type: ignore[override]
+        """Any λ, unless there is no basis."""
+        return Answers.ONE if self.two_pass else Answers.ANY
 
     @property
-    def remembers(self) -> bool:
-        """Whether it uses the previous update."""
+    def uses_previous(self) -> bool:  # type: ignore[override]
+        """Where previous updates join the basis."""
         return self.memory > 0
 
-    def weights(self, values: jax.Array, damping: jax.Array) -> jax.Array:
-        """f(θ), and 0 where that would be 1/0."""
-        return tree.reciprocal(jnp.abs(values) + damping if self.damping_form == "abs" else jnp.hypot(values, damping))
+    @property
+    def has_momentum(self) -> bool:  # type: ignore[override]
+        """The previous update in the basis is the momentum."""
+        return self.memory > 0
 
-    def init(self, gradient: Tree) -> LanczosState:
-        """Nothing to remember yet, and room for it."""
+    def init(self, layout: Space) -> LanczosState:
+        """No updates and no Ritz pairs."""
         return LanczosState(
-            tree.stack(gradient, self.memory - 1) if self.memory > 1 else (),
-            recycling.nothing(gradient, self.recycle) if self.recycle else (),
+            space.stack(layout.zeros(), self.memory - 1) if self.memory > 1 else (),
+            recycling.empty(layout, self.recycle) if self.recycle else (),
         )
 
-    def solve(self, system: System, state: LanczosState) -> Solution:
-        """Builds the basis and applies f to the small matrix."""
-        matvec, g = system.curvature(), system.gradient
+    def model(self, problem: Problem, dampings: jax.Array, state: LanczosState) -> tuple[Model, LanczosState]:
+        """Builds the basis."""
+        matvec, g = problem.product(), problem.gradient
         steps = spectrum.krylov_size(self.num_products, g)
-        return (
-            self._two_pass(matvec, system, steps, state)
-            if self.two_pass
-            else self._one_pass(matvec, system, steps, state)
-        )
-
-    def _one_pass(self, matvec: MatVec, system: System, steps: int, before: LanczosState) -> Solution:
-        g, damping = system.gradient, system.damping
-        updates, state = self._remembered(system, before)
+        if self.two_pass:
+            return self._two_pass(matvec, g, dampings, steps), state
+        updates, new = self._remembered(problem, state)
+        added = 0 if updates is None else space.length(updates)
         if self.recycle:
-            space = recycling.krylov_space(matvec, g, updates, steps, before.recycled, damping, self.unroll)
-            state = state._replace(recycled=recycling.merged(before.recycled, space))
-            basis, matrix, products = space.basis, space.matrix, jnp.asarray(steps, jnp.int32)
-            projected = spectrum.project(basis, g)
+            found = recycling.krylov_space(matvec, g, updates, steps, state.recycled, middle(dampings), self.unroll)
+            basis, matrix, products = found.basis, found.matrix, jnp.asarray(steps, jnp.int32)
+            new = new._replace(recycled=recycling.merged(state.recycled, found))
+            projected, made, alive = space.project(basis, g), products, jnp.any(matrix != 0, axis=1)
         else:
-            stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
-            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=self.memory)
-            matrix = jnp.pad(T.dense(), (0, self.memory))
-            if self.memory:
+            stop = None if self.tolerance is None else self._suffices(middle(dampings), self.tolerance)
+            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=added)
+            matrix, alive = jnp.pad(T.dense(), (0, added)), jnp.pad(_alive(T, products), (0, added))
+            if updates is not None:
                 basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
-            projected = jnp.zeros_like(matrix[0]).at[0].set(tree.norm(g))
+                alive = alive.at[steps:].set(jnp.any(matrix[steps:] != 0, axis=1))
+            projected = jnp.zeros_like(matrix[0]).at[0].set(space.norm(g))
+            # In a space that is exhausted the direction is exact.
+            made = jnp.where(jnp.any(T.off_diagonal == 0) & (products == steps), 0, products)
         values, vectors = jnp.linalg.eigh(matrix)
-        subspace = Subspace(basis, values, vectors, vectors.T @ projected)
-        weights = self.weights(values, damping)
-        coordinates = (vectors @ (weights * subspace.slope))[:steps]
-        share = subspace.slope * tree.reciprocal(tree.norm(g))
-        stats = self._stats(values, share, products + self.memory, _last_share(coordinates, products))
-        return solved(subspace.combine(weights), stats, state, before, subspace)
+        slope = vectors.T @ projected
+        stats = self._stats(values, vectors, alive, slope, products + added)
+        result = Spectral(basis, values, vectors, slope, stats, self.damping_form, measured=steps, error_count=made)
+        return result, keep_finite(new, state, matrix, projected)
 
-    def _two_pass(self, matvec: MatVec, system: System, steps: int, state: LanczosState) -> Solution:
-        g = system.gradient
+    def _two_pass(self, matvec: Any, g: Vector, dampings: jax.Array, steps: int) -> Tabulated:
         T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
         values, vectors = jnp.linalg.eigh(T.dense())
-        coordinates = vectors @ (self.weights(values, system.damping) * vectors[0])
-        direction = spectrum.lanczos_combination(matvec, g, tree.norm(g) * coordinates, self.unroll)
+        coordinates = vectors @ (model.inverse(values, dampings[0], self.damping_form) * vectors[0])
+        direction = spectrum.lanczos_combination(matvec, g, space.norm(g) * coordinates, self.unroll)
+        error = jnp.where(jnp.any(T.off_diagonal == 0), 0, model.last_share(coordinates, steps))
         products = jnp.asarray(2 * steps - 1, jnp.int32)
-        return Solution(direction, self._stats(values, vectors[0], products, _last_share(coordinates, steps)), state)
+        stats = self._stats(values, vectors, _alive(T, steps), vectors[0], products)
+        return Tabulated(dampings, [direction], g, error[None], stats)
 
     def _stats(
-        self, values: jax.Array, share: jax.Array, products: jax.Array, error: jax.Array
+        self, values: jax.Array, vectors: jax.Array, alive: jax.Array, slope: jax.Array, products: jax.Array
     ) -> dict[str, jax.Array]:
-        """`share`: the coordinates of g/‖g‖ along the Ritz vectors."""
+        """`alive`: the basis vectors that are not zero; `slope`: the coordinates of g along the Ritz vectors."""
+        # A space that was exhausted has zero vectors, whose Ritz values say nothing of H.
+        met = alive.astype(values.dtype) @ vectors**2 > 1e-3
+        share = slope * space.reciprocal(jnp.linalg.norm(slope))
+        extreme = jnp.where(jnp.any(met), 1, 0).astype(values.dtype)
         return {
             "products": products,
-            "error": error,
-            "smallest_ritz": values[0],
-            "largest_ritz": values[-1],
+            "smallest_ritz": extreme * jnp.min(values, initial=jnp.max(values), where=met),
+            "largest_ritz": extreme * jnp.max(values, initial=jnp.min(values), where=met),
             "negative_share": jnp.sum(jnp.where(values < 0, share**2, 0)),
         }
 
-    def _remembered(self, system: System, state: LanczosState) -> tuple[Tree, LanczosState]:
+    def _remembered(self, problem: Problem, state: LanczosState) -> tuple[Vector | None, LanczosState]:
         """The previous updates, the latest first, and the state with those of them to remember."""
-        previous = tree.zeros_like(system.gradient) if system.previous is None else system.previous
-        latest = jax.tree.map(lambda x: x[None], previous)
-        if self.memory <= 1:
-            return latest if self.memory else tree.stack(previous, 0), state
+        if not self.memory or problem.previous is None:
+            return None, state
+        latest = jax.tree.map(lambda x: x[None], problem.previous)
+        if self.memory == 1:
+            return latest, state
         updates = jax.tree.map(lambda x, older: jnp.concatenate([x, older]), latest, state.updates)
         return updates, state._replace(updates=jax.tree.map(lambda x: x[:-1], updates))
 
@@ -179,14 +183,13 @@ class lanczos(Solver):
 
         def stop(T: spectrum.Tridiagonal, j: jax.Array) -> jax.Array:
             values, vectors = jnp.linalg.eigh(T._replace(off_diagonal=T.off_diagonal.at[j - 1].set(0)).dense())
-            coordinates = vectors @ (self.weights(values, damping) * vectors[0])
-            return _last_share(coordinates, j) < tolerance
+            coordinates = vectors @ (model.inverse(values, damping, self.damping_form) * vectors[0])
+            return model.last_share(coordinates, j) < tolerance
 
         return stop
 
 
-def _last_share(coordinates: jax.Array, count: jax.Array | int) -> jax.Array:
-    """The norm of the last four of `count` coordinates over that of all; a single one may vanish by chance."""
-    index = jnp.arange(coordinates.size, dtype=jnp.int32)
-    last = jnp.where((index >= count - 4) & (index < count), coordinates, 0)
-    return jnp.linalg.norm(last) * tree.reciprocal(jnp.linalg.norm(coordinates))
+def _alive(T: spectrum.Tridiagonal, count: jax.Array | int) -> jax.Array:
+    """Which of the basis vectors are not zero: those before the space was exhausted."""
+    reached = jnp.cumprod(jnp.where(T.off_diagonal == 0, 0, 1)) > 0
+    return jnp.roll(reached, 1).at[0].set(True) & (jnp.arange(reached.size) < count)

@@ -1,201 +1,252 @@
 """Low rank: curvature that is decomposed now and then, and used in every step.
 
-Symbols: M a diagonal metric (the identity, or Adam's √v̂ + ε), m the averaged gradient, Ĥ = M₀^{−½} H M₀^{−½} with the
-metric M₀ of the last refresh, B the orthonormal basis that k products build there and BᵀĤB = S diag(θ) Sᵀ, so that
-Ĥ_k = Q diag(θ) Qᵀ with Q = B S. Between refreshes a step costs one gradient and two products with the k × P matrix B:
+Symbols: g the gradient, m the averaged gradient, B the orthonormal basis that k products build, BᵀHB = S diag(θ) Sᵀ and
+Q = B S, so that H_k = Q diag(θ) Qᵀ. Between decompositions a step costs one gradient and a few products with the k × P
+matrix B. What the basis does not span is the work of a base:
 
-    d = M^{−½} (|Ĥ_k| + λI)⁻¹ M^{−½} m,    (|Ĥ_k| + λI)⁻¹ u = u/λ + Q diag(1/(|θ| + λ) − 1/λ) Qᵀu.
+    without one, plain gradient descent:   d = (|H_k| + λI)⁻¹ m = m/λ + Q (1/(|θ| + λ) − 1/λ) Qᵀm,
+    with one:                              d = Q (|θ| + λ)⁻¹ Qᵀm,    u = base(g − QQᵀg),    rest = u − QQᵀu,
 
-It is positive definite for every M. Where Ĥ_k says nothing it is SGD with momentum, or Adam, at the rate η/λ.
+and the step is −η d + rest: η and λ govern the subspace, the base's own rate the rest (as in FOSI, Sivan et al. 2024).
 """
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from saddlefree import checks, spectrum, tree
-from saddlefree.solvers.base import Solution, Solver, System
-from saddlefree.tree import Tree
-
-FEW = 32
-"""Rows that are worth while to write out."""
+from saddlefree import checks, model, space, spectrum
+from saddlefree.model import Answer, Result
+from saddlefree.problem import Problem
+from saddlefree.solvers.base import Solver
+from saddlefree.space import Space, Vector
 
 
 class Decomposition(NamedTuple):
-    """Ĥ_k of the last refresh."""
+    """H_k of the last refresh; zeros before the first one."""
 
-    basis: Tree  # B, k stacked vectors
+    basis: Vector  # B, k stacked vectors
     values: jax.Array  # θ
     vectors: jax.Array  # S
 
 
-class LowRankState(NamedTuple):
-    """The decomposition and the averages."""
+class Average(NamedTuple):
+    """Σ_t (1 − β) β^{n−t} g_t and the sum of its weights."""
 
-    count: jax.Array  # type: ignore[assignment]  # Optax's name, which hides tuple.count
+    total: Vector
+    weight: jax.Array
+
+
+class LowRankState(NamedTuple):
+    """The decomposition, the averages and the base's state."""
+
     age: jax.Array  # steps since the last refresh
     curvature: Decomposition
-    average: Tree  # m, before its bias is corrected
-    second: Tree  # v, or () where the metric is the identity
-    usual: jax.Array  # the averaged norm of g
+    average: Average | tuple[()]
+    base: Any
+    mean_gradient_norm: jax.Array
 
 
+@checks.removed(
+    metric="base=optax.adam(rate)",
+    second_moment="base=optax.adam(rate, b2=…)",
+    epsilon="base=optax.adam(rate, eps=…)",
+    max_step="saddle_free_newton(max_step=…)",
+)
 @dataclasses.dataclass(frozen=True)
 class low_rank(Solver):
-    """The step of SGD with momentum, or of Adam, with a curvature of rank k in it that is refreshed every T steps.
+    """Curvature of rank k, refreshed every T steps, over any Optax optimiser for the rest.
 
     Args:
-      rank: k ≥ 0, the products of a refresh and the vectors it keeps; 0 is SGD with momentum, or Adam.
+      rank: k ≥ 0, the products of a refresh and the vectors it keeps; no more than there are parameters.
       refresh_every: T ≥ 1. `update` may say `refresh=` itself, a bool, which takes the place of the count. Where Python
         knows it (a static argument) no product is in a branch, where convolutions are slow on a CPU.
-      averaging: β in [0, 1) of the averaged gradient, which takes the place of an optimiser's momentum: m ← β m + g,
-        and with Adam's metric m ← β m + (1 − β) g.
-      metric: "identity" or "adam".
-      second_moment: β₂ in [0, 1) of Adam's metric.
-      epsilon: ε > 0 of Adam's metric.
-      max_step: the direction is shortened where its root mean square exceeds this number > 0.
-      surprise: a number > 1, or None for never. A gradient that is so many times longer than usual says that the
+      averaging: β in [0, 1) of the averaged gradient m, which takes the place of a rule's momentum; None: m = g.
+      base: an Optax optimiser such as `optax.adam(1e-3)`, with its own learning rate, for what the basis does not span;
+        None: gradient descent at the rate η/λ.
+      surprise: a number > 1, or None for never. A gradient that is so many times longer than on average says that the
         curvature has outgrown the basis, which is then refreshed at once, but not within T/10 steps of the last time.
-      unroll: products in one turn of the compiled loop, or True for no loop at all.
+      unroll: products in one iteration of the compiled loop, or True for no loop at all.
 
     A refresh starts Lanczos from the averaged gradient and the old basis together, so that what was found once is found
-    again and sharpened; it re-orthogonalises where half the digits of orthogonality would be lost (Simon 1984). Under
-    `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`, keeps them in step.
+    again and sharpened. Under `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`,
+    makes them refresh in the same step.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([10.0, -4.0, 0.0]))
     >>> direction = sf.solve(low_rank(rank=3), lambda v: H @ v, jnp.ones(3), damping=1.0).direction
     >>> [round(float(x), 3) for x in direction]
     [0.091, 0.2, 1.0]
+
+    Over Adam, with the rate that Adam has alone:
+
+    >>> tx = sf.saddle_free_newton(solver=sf.low_rank(rank=2, base=optax.adam(1e-3)))
+    >>> x = jnp.array([1.0, 1.0, 1.0])
+    >>> loss = lambda x: 0.5 * x @ H @ x
+    >>> updates, _ = tx.update(jax.grad(loss)(x), tx.init(x), x, value_fn=loss)
+    >>> bool(jnp.max(jnp.abs(updates)) <= 2e-3)
+    True
     """
 
     rank: int = 20
     refresh_every: int = 100
-    averaging: float = 0.9
-    metric: Literal["identity", "adam"] = "identity"
-    second_moment: float = 0.999
-    epsilon: float = 1e-8
-    max_step: float = 1.0
+    averaging: float | None = 0.9
+    base: optax.GradientTransformation | None = None
     surprise: float | None = 4.0
     unroll: int | bool = 1
+
+    stats = ("products", "smallest_ritz", "largest_ritz")
 
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=0)
         checks.integer("refresh_every", self.refresh_every, low=1)
-        checks.number("averaging", self.averaging, 0, 1, open_high=True)
-        if self.metric not in ("identity", "adam"):
-            raise ValueError(f"metric must be 'identity' or 'adam', got {self.metric!r}")
-        checks.number("second_moment", self.second_moment, 0, 1, open_high=True)
-        checks.number("epsilon", self.epsilon, 0, open_low=True)
-        checks.number("max_step", self.max_step, 0, open_low=True)
+        if self.averaging is not None:
+            checks.number("averaging", self.averaging, 0, 1, open_high=True)
+        if self.base is not None and not (hasattr(self.base, "init") and hasattr(self.base, "update")):
+            raise ValueError(f"base must be None or an Optax optimiser such as optax.adam(1e-3), got {self.base!r}")
         if self.surprise is not None:
             checks.number("surprise", self.surprise, 1, open_low=True)
         checks.unrolling(self.unroll)
 
     @property
-    def averages(self) -> bool:
-        """It has a momentum of its own."""
-        return True
+    def has_momentum(self) -> bool:  # type: ignore[override]
+        """The averaged gradient is the momentum."""
+        return self.averaging is not None
 
-    def init(self, gradient: Tree) -> LowRankState:
+    def _rank(self, layout: Space) -> int:
+        return min(self.rank, max(layout.size, 1))
+
+    def init(self, layout: Space) -> LowRankState:
         """No curvature and no averages; the first step refreshes."""
-        zeros, dtype, k = tree.zeros_like(gradient), tree.scalar_dtype(gradient), self.rank
+        k, dtype = self._rank(layout), layout.dtype
+        if self.base is not None:
+            _check_sign(self.base)
         return LowRankState(
-            jnp.zeros((), jnp.int32),
             jnp.asarray(self.refresh_every, jnp.int32),
-            Decomposition(tree.stack(gradient, k), jnp.zeros(k, dtype), jnp.zeros((k, k), dtype)),
-            zeros,
-            zeros if self.metric == "adam" else (),
+            Decomposition(space.stack(layout.zeros(), k), jnp.zeros(k, dtype), jnp.zeros((k, k), dtype)),
+            () if self.averaging is None else Average(layout.zeros(), jnp.zeros((), dtype)),
+            () if self.base is None else self.base.init(layout.unpack(layout.pack(layout.like), cast=False)),
             jnp.zeros((), dtype),
         )
 
-    def solve(self, system: System, state: LowRankState) -> Solution:
-        """Refreshes where it is time, and applies what is known."""
-        # Scaled by 1 + 0·usual: of what comes straight from a matrix product, XLA sums the squares in a slower way.
-        lam, strength = system.damping, tree.norm(tree.scale(1 + 0 * state.usual, system.gradient))
-        finite = jnp.isfinite(strength)
-        # Guarded number by number, in the pass that makes them: a choice between two states would copy the basis.
-        state, m, root = self._averaged(finite, system.gradient, state)
-        due, state = self._due(finite, strength, system.refresh, state)
-        u = jax.tree.map(jnp.multiply, root, m)
-        basis, values, vectors = curvature = self._refreshed(due, system, root, u, state.curvature)
-        gain = 1 / (jnp.abs(values) + lam) - 1 / lam
-        coordinates = vectors @ (gain * (vectors.T @ spectrum.project(basis, u)))
-        direction = jax.tree.map(jnp.multiply, root, tree.axpy(1 / lam, u, _combined(basis, coordinates)))
-        length = tree.norm(direction) / jnp.sqrt(jnp.asarray(max(tree.size(m), 1), lam.dtype))
-        within = jnp.minimum(1, self.max_step * tree.reciprocal(length))
+    def model(self, problem: Problem, dampings: jax.Array, state: LowRankState) -> tuple["LowRankModel", LowRankState]:
+        """Refreshes where it is time, and takes what is known."""
+        g = problem.gradient
+        length = space.norm(g)
+        finite = jnp.isfinite(length)
+        m, average = self._averaged(finite, g, state.average)
+        due, state = self._due(finite, length, problem.refresh, state)
+        curvature = self._refreshed(due, problem, m, state.curvature)
+        rest, base = None, state.base
+        if self.base is not None:
+            rest, base = self._based(finite, problem, curvature, base)
         stats = {
-            "products": jnp.where(due, self.rank, 0).astype(jnp.int32),
-            "smallest_ritz": jnp.min(values, initial=0),
-            "largest_ritz": jnp.max(values, initial=0),
+            "products": jnp.where(due, self._rank(problem.space), 0).astype(jnp.int32),
+            "smallest_ritz": jnp.min(curvature.values) if self.rank else jnp.zeros_like(length),
+            "largest_ritz": jnp.max(curvature.values) if self.rank else jnp.zeros_like(length),
         }
-        return Solution(
-            tree.scale(jnp.where(finite, within, jnp.nan), direction), stats, state._replace(curvature=curvature)
-        )
+        found = LowRankModel(curvature, g, m, finite, rest, stats)
+        return found, state._replace(curvature=curvature, average=average, base=base)
 
-    def _averaged(self, finite: jax.Array, g: Tree, state: LowRankState) -> tuple[LowRankState, Tree, Tree]:
-        """The state with the new averages, m with its bias corrected, and M^{−½}."""
+    def _averaged(self, finite: jax.Array, g: Vector, old: Any) -> tuple[Vector, Any]:
+        """m, with its bias corrected, and the new average."""
+        if self.averaging is None:
+            return g, old
+        beta = self.averaging
 
-        def average(decay: float, share: float, old: Tree, new: Tree) -> Tree:
-            return jax.tree.map(lambda a, b: jnp.where(finite, decay * a + share * b, a), old, new)
+        # Guarded number by number, in the pass that makes them.
+        def average(a: jax.Array, b: jax.Array | float) -> jax.Array:
+            return jnp.where(finite, beta * a + (1 - beta) * b, a)
 
-        beta, beta2 = self.averaging, self.second_moment
-        state = state._replace(count=state.count + finite.astype(jnp.int32))
-        if self.metric == "identity":
-            m = average(beta, 1, state.average, g)
-            return state._replace(average=m), m, jax.tree.map(jnp.ones_like, g)
-        first = average(beta, 1 - beta, state.average, g)
-        second = average(beta2, 1 - beta2, state.second, jax.tree.map(jnp.square, g))
-        n = state.count.astype(tree.scalar_dtype(g))
-        m = tree.scale(1 / (1 - beta**n), first)
-        v = tree.scale(1 / (1 - beta2**n), second)
-        root = jax.tree.map(lambda v: 1 / jnp.sqrt(jnp.sqrt(v) + self.epsilon), v)
-        return state._replace(average=first, second=second), m, root
+        new = Average(jax.tree.map(average, old.total, g), average(old.weight, 1.0))
+        return space.scale(jnp.where(finite, space.reciprocal(new.weight), jnp.nan), new.total), new
 
     def _due(
-        self, finite: jax.Array, strength: jax.Array, refresh: Any, state: LowRankState
+        self, finite: jax.Array, length: jax.Array, refresh: Any, state: LowRankState
     ) -> tuple[jax.Array, LowRankState]:
         """Whether to refresh now."""
+        mean = state.mean_gradient_norm
         due = state.age >= self.refresh_every
         if self.surprise is not None:
             rested = state.age >= self.refresh_every // 10
-            due |= rested & (strength > self.surprise * state.usual) & (state.usual > 0)
+            due |= rested & (length > self.surprise * mean) & (mean > 0)
         due = finite & (due if refresh is None else refresh)
-        usual = jnp.where(state.usual > 0, 0.9 * state.usual + 0.1 * strength, strength)
-        return due, state._replace(age=jnp.where(due, 0, state.age) + 1, usual=jnp.where(finite, usual, state.usual))
+        new_mean = jnp.where(mean > 0, 0.9 * mean + 0.1 * length, length)
+        return due, state._replace(
+            age=jnp.where(due, 0, state.age) + 1, mean_gradient_norm=jnp.where(finite, new_mean, mean)
+        )
 
-    def _refreshed(self, due: jax.Array, system: System, root: Tree, u: Tree, old: Decomposition) -> Decomposition:
+    def _refreshed(self, due: jax.Array, problem: Problem, m: Vector, old: Decomposition) -> Decomposition:
         """The decomposition, a new one where it is due."""
-        if not self.rank or system.refresh is False:
+        if not self.rank or problem.refresh is False:
             return old
-        if system.refresh is True:
-            return tree.where(due, self._decomposed(system, root, u, old), old)
+        if problem.refresh is True:
+            return space.where(due, self._decomposed(problem, m, old), old)
+        return space.when(due, functools.partial(self._decomposed, problem, m), old)
 
-        # A loop of at most one turn leaves the basis where it is, which `cond` alone would copy in each step; `cond`
-        # inside the loop keeps the compiler from moving out of it, into each step, what does not depend on the basis.
-        def turn(carry: tuple[Decomposition, jax.Array]) -> tuple[Decomposition, jax.Array]:
-            old, _ = carry
-            return jax.lax.cond(due, lambda: self._decomposed(system, root, u, old), lambda: old), jnp.array(False)
-
-        return jax.lax.while_loop(lambda carry: carry[1], turn, (old, due))[0]
-
-    def _decomposed(self, system: System, root: Tree, u: Tree, old: Decomposition) -> Decomposition:
-        """k products with M^{−½} H M^{−½}, or the old decomposition where they are not finite."""
-        matvec = system.curvature()
-        scaled = lambda v: jax.tree.map(jnp.multiply, root, matvec(jax.tree.map(jnp.multiply, root, v)))  # noqa: E731
-        recycled = spectrum.combine(old.basis, jnp.sum(old.vectors, axis=1) * self.rank**-0.5)
-        start = tree.axpy(1, tree.normalise(u), recycled)
-        basis, T, _ = spectrum.lanczos_decomposition(scaled, start, self.rank, self.unroll, semi=True)
+    def _decomposed(self, problem: Problem, m: Vector, old: Decomposition) -> Decomposition:
+        """k products with H, or the old decomposition where they are not finite."""
+        k = self._rank(problem.space)
+        recycled = space.combine(old.basis, jnp.sum(old.vectors, axis=1) * k**-0.5)
+        start = space.axpy(1, space.normalise(m), recycled)
+        basis, T, _ = spectrum.lanczos_decomposition(problem.product(), start, k, self.unroll)
+        # Beyond the end of an exhausted space the basis is zero, and any eigenvalue will do: one of H's own range.
+        reached = jnp.cumprod(jnp.roll(T.off_diagonal, 1).at[0].set(1) != 0)
+        T = T._replace(diagonal=jnp.where(reached, T.diagonal, T.diagonal[0]))
         values, vectors = jnp.linalg.eigh(T.dense())
-        return tree.where(jnp.all(jnp.isfinite(values)), Decomposition(basis, values, vectors), old)
+        return space.where(jnp.all(jnp.isfinite(values)), Decomposition(basis, values, vectors), old)
+
+    def _based(self, finite: jax.Array, problem: Problem, curvature: Decomposition, old: Any) -> tuple[Vector, Any]:
+        """The base's update for what the basis does not span, and its state, the old one after non-finite numbers."""
+        layout, basis = problem.space, curvature.basis
+        outside = spectrum.swept(basis, problem.gradient)
+        params = layout.unpack(layout.pack(layout.like), cast=False)
+        base = optax.with_extra_args_support(self.base)
+        updates, new = base.update(layout.unpack(outside, cast=False), old, params)
+        update = layout.pack(updates)
+        return spectrum.swept(basis, update), space.where(finite & space.all_finite(update), new, old)
 
 
-def _combined(basis: Tree, coordinates: jax.Array) -> Tree:
-    """B y, row by row where there are few: XLA makes one pass of that and what follows, and two of a matrix product."""
-    if not 0 < coordinates.size <= FEW:
-        return spectrum.combine(basis, coordinates)
-    rows = [tree.scale(coordinates[j], tree.get(basis, j)) for j in range(coordinates.size)]
-    return functools.reduce(lambda x, y: tree.axpy(1, x, y), rows)
+@dataclasses.dataclass(frozen=True)
+class LowRankModel:
+    """H_k, and a base or gradient descent for what it does not span; see the head of this file."""
+
+    curvature: Decomposition
+    gradient: Vector
+    average: Vector
+    finite: jax.Array
+    rest: Vector | None
+    stats: dict[str, jax.Array]
+
+    def answer(self, damping: jax.Array) -> Answer:
+        """d(λ), by two products with the basis."""
+        basis, values, vectors = self.curvature
+        slope = vectors.T @ space.project(basis, self.average) if values.size else values
+        weights = model.inverse(values, damping)
+        outside = space.reciprocal(damping) if self.rest is None else jnp.zeros_like(damping)
+        direction = space.scale(outside, self.average)
+        if values.size:
+            direction = space.axpy(1, space.combine(basis, vectors @ ((weights - outside) * slope)), direction)
+        predicted = jnp.sum(values * (weights * slope) ** 2) / 2 - space.dot(self.gradient, direction)
+        code = model.result_code(jnp.abs(values) + damping, model.cutoff(values), slope, self.finite)
+        if self.rest is None and values.size < space.size(self.average):
+            code = jnp.where(damping > 0, code, jnp.maximum(code, Result.SINGULAR))
+        return Answer(direction, predicted, code.astype(jnp.int32), {}, self.rest)
+
+
+def _check_sign(base: optax.GradientTransformation) -> None:
+    """Refuses a base whose update points uphill, where it can be told from one number."""
+    with jax.ensure_compile_time_eval():
+        one = jnp.ones(())
+        try:
+            update = float(base.update(one, base.init(one), one)[0])
+        except Exception:  # some bases take matrices, labels or further arguments only
+            return
+    if update > 0:
+        raise ValueError(
+            "base must return an update that is added to the parameters, as optax.adam(1e-3) does, got one that points "
+            "uphill, as optax.scale_by_adam() does; chain it with optax.scale_by_learning_rate(rate)"
+        )

@@ -14,79 +14,92 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from saddlefree import spectrum, tree
+from saddlefree import space, spectrum
 from saddlefree.curvature import MatVec
-from saddlefree.tree import Tree
+from saddlefree.space import Space, Vector
 
 
 class Recycled(NamedTuple):
     """The Ritz pairs that are kept; zeros where there are none yet."""
 
-    basis: Tree  # U, k stacked vectors
+    basis: Vector  # U, k stacked vectors
     values: jax.Array  # θ
 
 
-class Space(NamedTuple):
+class KrylovSpace(NamedTuple):
     """A preconditioned Krylov space, and what the kept vectors saw of its products."""
 
-    basis: Tree  # Z, n stacked vectors
+    basis: Vector  # Z, n stacked vectors
     matrix: jax.Array  # ZᵀHZ
     seen: jax.Array  # UᵀHZ
 
 
-def nothing(gradient: Tree, size: int) -> Recycled:
-    """No pairs, and room for `size`."""
-    return Recycled(tree.stack(gradient, size), jnp.zeros(size, tree.scalar_dtype(gradient)))
+def empty(layout: Space, size: int) -> Recycled:
+    """No pairs yet, with places for `size`."""
+    return Recycled(space.stack(layout.zeros(), size), jnp.zeros(size, layout.dtype))
 
 
 def krylov_space(
-    matvec: MatVec, g: Tree, updates: Tree, num_products: int, old: Recycled, damping: jax.Array, unroll: int | bool
-) -> Space:
+    matvec: MatVec,
+    g: Vector,
+    updates: Vector | None,
+    num_products: int,
+    old: Recycled,
+    damping: jax.Array,
+    unroll: int | bool,
+) -> KrylovSpace:
     """The space of M⁻¹g, M⁻¹H M⁻¹g, … with `num_products` vectors, and of the stacked `updates` after them."""
-    size = num_products + jax.tree.leaves(updates)[0].shape[0]
+    size = num_products + (0 if updates is None else space.length(updates))
     magnitude = jnp.abs(old.values)
     known = magnitude > 10 * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude)
     smallest = jnp.min(magnitude, initial=jnp.inf, where=known)
     rest = jnp.where(jnp.isfinite(smallest), smallest, 1) + damping
     gain = jnp.where(known, rest / (magnitude + damping) - 1, 0)
 
-    def preconditioned(w: Tree, coordinates: jax.Array) -> Tree:
+    def preconditioned(w: Vector, coordinates: jax.Array) -> Vector:
         # σM⁻¹w: its length does not matter.
-        return tree.axpy(1, spectrum.combine(old.basis, gain * coordinates), w)
+        return space.axpy(1, space.combine(old.basis, gain * coordinates), w)
 
-    def turn(carry: tuple[Tree, jax.Array, Tree], j: jax.Array) -> tuple[tuple[Tree, jax.Array, Tree], jax.Array]:
+    def iterate(carry: tuple[Vector, jax.Array, Vector], j: jax.Array) -> tuple[tuple, jax.Array]:
         basis, matrix, v = carry
-        if size > num_products:
-            v = tree.where(j < num_products, v, tree.get(updates, jnp.maximum(j - num_products, 0)))
+        if updates is not None:
+            v = space.where(j < num_products, v, space.get(updates, jnp.maximum(j - num_products, 0)))
         basis, matrix, w = spectrum.join(matvec, basis, matrix, v, j)
-        seen = spectrum.project(old.basis, w)
+        seen = space.project(old.basis, w)
         return (basis, matrix, preconditioned(w, seen)), seen
 
-    first = preconditioned(g, spectrum.project(old.basis, g))
-    carry = tree.stack(g, size), jnp.zeros((size, size), magnitude.dtype), first
-    (basis, matrix, _), seen = jax.lax.scan(turn, carry, jnp.arange(size), unroll=unroll)
-    return Space(basis, matrix, seen.T)
+    first = preconditioned(g, space.project(old.basis, g))
+    carry = space.stack(g, size), jnp.zeros((size, size), magnitude.dtype), first
+    (basis, matrix, _), seen = jax.lax.scan(iterate, carry, jnp.arange(size), unroll=unroll)
+    return KrylovSpace(basis, matrix, seen.T)
 
 
-def merged(old: Recycled, space: Space) -> Recycled:
+def merged(old: Recycled, new: KrylovSpace) -> Recycled:
     """The Ritz pairs of largest |θ| on U and Z together: new products where there are any, old values elsewhere.
 
-    With O = UᵀZ, the rows of W(U − O Z) are an orthonormal basis of what U adds to Z, for WᵀW = (UᵀU − O Oᵀ)⁻¹.
+    With O = UZᵀ the rows of R = Z − OᵀU are what Z adds to U, and those of E = [U; WR] an orthonormal basis of both for
+    WᵀW = (RRᵀ)⁻¹. In it Z has the coordinates C = [Oᵀ, RRᵀWᵀ], HZ those of G = [UHZᵀ; W(ZHZᵀ − OᵀUHZᵀ)], and
+
+        EHEᵀ = GC + (GC)ᵀ − Cᵀ(ZHZᵀ)C + (I − CᵀC) diag(θ, 0) (I − CᵀC).
     """
-    size = old.values.size
-    overlap = spectrum.project(old.basis, space.basis)
-    gram = spectrum.project(old.basis, old.basis) - overlap @ overlap.T
+    size, count = old.values.size, new.matrix.shape[0]
+    overlap = space.project(old.basis, new.basis)
+    rest = space.sub(new.basis, space.combine(old.basis, overlap.T))
+    # Twice is enough, as in `spectrum.join`.
+    again = space.project(old.basis, rest)
+    rest, overlap = space.sub(rest, space.combine(old.basis, again.T)), overlap + again
+    gram = space.project(rest, rest)
     squares, axes = jnp.linalg.eigh(gram)
-    added = squares > jnp.sqrt(jnp.finfo(squares.dtype).eps)
+    added = squares > 100 * jnp.finfo(squares.dtype).eps
     W = jnp.where(added, jax.lax.rsqrt(jnp.where(added, squares, 1)), 0)[:, None] * axes.T
-    old_part = W @ gram
-    mixed = W @ (space.seen - overlap @ space.matrix)
-    matrix = jnp.block([[space.matrix, mixed.T], [mixed, (old_part * old.values) @ old_part.T]])
+    C = jnp.concatenate([overlap.T, gram @ W.T], axis=1)
+    G = jnp.concatenate([new.seen, W @ (new.matrix - overlap.T @ new.seen)])
+    theta = jnp.pad(old.values, (0, count))
+    stale = (theta[:, None] * C.T) @ C  # diag(θ, 0) CᵀC
+    changed = G @ C - stale
+    matrix = changed + changed.T + C.T @ ((C * theta) @ C.T - new.matrix) @ C + jnp.diag(theta)
     values, vectors = jnp.linalg.eigh(matrix)
     largest = jnp.argsort(-jnp.abs(values))[:size]
-    of_space, of_old = jnp.split(vectors[:, largest].T, [space.matrix.shape[0]], axis=1)
-    of_old = of_old @ W
-    basis = tree.axpy(
-        1, spectrum.combine(space.basis, of_space - of_old @ overlap), spectrum.combine(old.basis, of_old)
-    )
-    return tree.where(jnp.all(jnp.isfinite(values)), Recycled(basis, values[largest]), old)
+    of_old, of_rest = jnp.split(vectors[:, largest].T, [size], axis=1)
+    basis = space.axpy(1, space.combine(rest, of_rest @ W), space.combine(old.basis, of_old))
+    return Recycled(basis, values[largest])

@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saddlefree import checks, tree
+from saddlefree import checks, space
 from saddlefree.acceleration import Accelerator
+from saddlefree.model import Answers, Tabulated
+from saddlefree.problem import Problem
 from saddlefree.scale import Scale, lanczos_bound
-from saddlefree.solvers.base import Solution, Solver, System, solved
-from saddlefree.tree import Tree
+from saddlefree.solvers.base import Solver, keep_finite
+from saddlefree.space import Space, Vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +36,12 @@ class series(Solver):
       num_terms: K ≥ 1; K = 1 is gradient descent with the step 1/(√V + λ).
       acceleration: such as `sablonniere(order=N)` with 2N + 1 ≤ K; None sums the terms.
       scale: the choice of V; `lower_bound(initial=100.0)` is the paper's.
-      unroll: terms in one turn of the compiled loop, or True for no loop at all: compiling then takes longer with
+      unroll: terms in one iteration of the compiled loop, or True for no loop at all: compiling then takes longer with
         each term, but convolutions on a CPU run several times faster outside of a loop.
+
+    A rule that tries several λ costs no further product: the powers are shared, and each λ has its own sum. The
+    statistics hold `scale`, V, and `error`, an estimate of the relative error from the ratio of the last two powers
+    (for an accelerated series that of the plain one, from which it starts).
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([1.0, -0.5]))
@@ -50,6 +56,9 @@ class series(Solver):
     scale: Scale = lanczos_bound()
     unroll: int | bool = 1
 
+    stats = ("products", "scale", "error")
+    answers = Answers.STATED
+
     def __post_init__(self) -> None:
         checks.integer("num_terms", self.num_terms, low=1)
         checks.unrolling(self.unroll)
@@ -63,50 +72,69 @@ class series(Solver):
     def _num_pushed(self) -> int:
         return 0 if self.acceleration is None else self.acceleration.num_sums
 
-    def init(self, gradient: Tree) -> Any:
+    def init(self, layout: Space) -> Any:
         """The scale's state."""
-        return self.scale.init(gradient)
+        return self.scale.init(layout.zeros())
 
-    def solve(self, system: System, state: Any) -> Solution:
-        """Sums the series."""
-        matvec, gradient, damping = system.curvature(), system.gradient, system.damping
-        accelerator = self.acceleration
+    def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Tabulated, Any]:
+        """Sums the series, one sum for each λ."""
+        matvec, gradient, accelerator = problem.product(), problem.gradient, self.acceleration
         measured = self.scale.measure(matvec, gradient, state, self.unroll)
         # A larger V is always admissible; this one keeps δ in the coefficients' range where H all but vanishes.
-        V = jnp.maximum(measured.V, (damping / LARGEST_DELTA) ** 2)
-        c = coefficients(self.num_terms, damping / jnp.sqrt(V))
+        V = jnp.maximum(measured.V, (jnp.max(dampings) / LARGEST_DELTA) ** 2)
+        c = jax.vmap(lambda damping: coefficients(self.num_terms, damping / jnp.sqrt(V)), out_axes=1)(dampings)
+        first_pushed = self.num_terms - self._num_pushed
 
-        def absorb(power: Tree, total: Tree, table: Any, c_k: jax.Array, push: bool) -> tuple[Tree, Tree, Any]:
-            term = tree.scale(c_k, power)
-            total = tree.axpy(1, term, total)
-            if accelerator is not None and push:
-                table = accelerator.push(table, term, total)
-            return power, total, table
+        def squared(power: Vector) -> Vector:
+            # As a loop H is compiled once, where two calls would be compiled twice.
+            product = jax.lax.scan(lambda v, _: (matvec(v), None), power, None, length=2, unroll=self.unroll)[0]
+            return space.axpy(-1 / V, product, power)
 
-        def advance(carry: tuple[Tree, Tree, Any], c_k: jax.Array, push: bool) -> tuple[tuple[Tree, Tree, Any], None]:
-            power, total, table = carry
-            power = tree.axpy(-1 / V, matvec(matvec(power)), power)
-            return absorb(power, total, table, c_k, push), None
+        def push(table: Any, term: Vector, total: Vector, due: bool | jax.Array) -> Any:
+            if accelerator is None or due is False:
+                return table
+            if due is True:
+                return accelerator.push(table, term, total)
+            return jax.lax.cond(due, lambda: accelerator.push(table, term, total), lambda: table)
+
+        def absorb(sums: list, power: Vector, c_k: jax.Array, due: bool | jax.Array) -> list:
+            """The sums with the next power of Z in them."""
+            terms = [space.scale(c, power) for c in c_k]
+            totals = [space.axpy(1, term, total) for term, (total, _) in zip(terms, sums, strict=True)]
+            tables = [push(table, *new, due) for *new, (_, table) in zip(terms, totals, sums, strict=True)]
+            return list(zip(totals, tables, strict=True))
+
+        def advance(carry: tuple[Vector, list], numbered: tuple[jax.Array, jax.Array]) -> tuple[tuple, jax.Array]:
+            (old, sums), (k, c_k) = carry, numbered
+            power = squared(old)
+            ratio = space.norm(power) * space.reciprocal(space.norm(old))
+            return (power, absorb(sums, power, c_k, True if first_pushed <= len(powers) else k >= first_pushed)), ratio
 
         # The powers Z⁰g and, where the scale came with H²g, Z¹g cost no further product.
         powers = [gradient]
         if measured.squared is not None:
-            powers.append(tree.axpy(-1 / V, measured.squared, gradient))
+            powers.append(space.axpy(-1 / V, measured.squared, gradient))
         powers = powers[: self.num_terms]
-        first_pushed = self.num_terms - self._num_pushed
-        carry = gradient, tree.zeros_like(gradient), accelerator and accelerator.init(gradient, first_pushed)
+        table = accelerator and accelerator.init(gradient, first_pushed)
+        sums = [(space.zeros_like(gradient), table) for _ in dampings]
         for k, power in enumerate(powers):
-            carry = absorb(power, *carry[1:], c[k], push=k >= first_pushed)
-        turn = max(first_pushed, len(powers))
-        for c_k, push in ((c[len(powers) : turn], False), (c[turn:], True)):
-            if len(c_k):
-                carry, _ = jax.lax.scan(functools.partial(advance, push=push), carry, c_k, unroll=self.unroll)
+            sums = absorb(sums, power, c[k], k >= first_pushed)
+        ratio = space.norm(power) * space.reciprocal(space.norm(gradient))
+        if self.num_terms > len(powers):
+            numbered = jnp.arange(len(powers), self.num_terms), c[len(powers) :]
+            (power, sums), ratios = jax.lax.scan(advance, (power, sums), numbered, unroll=self.unroll)
+            ratio = ratios[-1]
 
-        _, total, table = carry
-        limit = total if accelerator is None else accelerator.limit(table)
+        limits = [total if accelerator is None else accelerator.limit(table) for total, table in sums]
+        # What is left is at most c_K ‖Z^K g‖/(1 − r) while the powers shrink by the ratio r.
+        left = jnp.clip(1 - ratio, jnp.finfo(V.dtype).eps, 1)
+        lengths = jnp.stack([space.norm(total) for total, _ in sums])
+        errors = ratio * c[-1] * space.norm(power) / left * space.reciprocal(lengths)
         products = measured.products + 2 * (self.num_terms - len(powers))
         stats = {"products": jnp.asarray(products, jnp.int32), "scale": V}
-        return solved(tree.scale(1 / jnp.sqrt(V), limit), stats, measured.state, state)
+        directions = [space.scale(1 / jnp.sqrt(V), limit) for limit in limits]
+        found = Tabulated(dampings, directions, gradient, errors, stats)
+        return found, keep_finite(measured.state, state, V, *directions)
 
 
 LARGEST_DELTA = 100.0
@@ -123,7 +151,7 @@ def coefficients(num_terms: int, delta: jax.Array) -> jax.Array:
     Array([1.    , 0.5   , 0.375 , 0.3125], dtype=float32)
     """
     u, table = _coefficient_table(num_terms, np.dtype(delta.dtype))
-    return jnp.asarray(table) @ (1 / (1 + jnp.square(delta / jnp.asarray(u))))
+    return jnp.matmul(jnp.asarray(table), 1 / (1 + jnp.square(delta / jnp.asarray(u))), precision="highest")
 
 
 @functools.cache

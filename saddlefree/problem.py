@@ -1,0 +1,144 @@
+"""What one update sees of the problem: gradient, curvature and loss, as functions of vectors."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from saddlefree import checks, space
+from saddlefree.curvature import MatVec, hessian, in_dtypes_of
+from saddlefree.space import Space, Tree, Vector
+
+Frozen = Tree | Callable[[Tree], Tree] | None
+"""Which parameters stay as they are: a pytree of bools (or a prefix of one), or a function from parameters to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The point x, and what is known there.
+
+    Attributes:
+      space: how vectors are laid out.
+      gradient: g, the right-hand side of (|H| + λI) d = g.
+      operator: prepares the product v ↦ H v on trees for the leaves that are not None in its argument.
+      previous: the last step that was taken, or None.
+      refresh: a bool that overrides when a solver renews its curvature, or None.
+      loss: the loss after a step, or at x for None.
+      loss_gradient: the gradient of `loss`, which may differ from the right-hand side g.
+      prepared: the product with H on vectors, where it has been prepared for several users.
+    """
+
+    space: Space
+    gradient: Vector
+    operator: Callable[[Tree], MatVec]
+    previous: Vector | None = None
+    refresh: Any = None
+    loss: Callable[[Vector | None], jax.Array] | None = None
+    loss_gradient: Vector | None = None
+    prepared: Callable[[Vector], Vector] | None = None
+
+    def product(self) -> Callable[[Vector], Vector]:
+        """v ↦ H v on vectors. Call it only where products are needed: it differentiates the loss."""
+        if self.prepared is not None:
+            return self.prepared
+        space, product = self.space, self.operator(self.space.like)
+        return lambda v: space.pack(product(space.unpack(v)))
+
+    def block(self, part: Tree) -> "Problem":
+        """The problem of the parameters that are not None in `part`, the others held fixed."""
+        block = Space(space.select(part, self.space.like), self.space.packed)
+
+        def restrict(x: Vector) -> Vector:
+            return block.pack(space.select(part, self.space.unpack(x, cast=False)))
+
+        previous = None if self.previous is None else restrict(self.previous)
+        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh)
+
+
+def from_update(
+    updates: Tree,
+    params: Tree | None,
+    frozen: Frozen,
+    packed: bool,
+    previous: Vector | None,
+    products: bool,
+    extra: dict[str, Any],
+) -> Problem:
+    """The problem that the arguments of an Optax `update` describe.
+
+    Args:
+      updates: what the transformation is asked to transform: the right-hand side g.
+      params: the parameters.
+      frozen: see `trainable`.
+      packed: see `Space`.
+      previous: the last step that was taken.
+      products: whether products are needed outside of the solver, so that one linearisation serves both.
+      extra: the optional arguments of `update`.
+    """
+    if params is None:
+        raise ValueError("params must be given to update(): curvature is taken at the parameters")
+    value_fn, curvature_fn, matvec = (extra.get(name) for name in ("value_fn", "curvature_fn", "matvec"))
+    if matvec is None and curvature_fn is None and value_fn is None:
+        raise ValueError(
+            "value_fn must be given to update(): a function of the parameters that returns the loss, as in "
+            "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)); "
+            "flax's TrainState.apply_gradients cannot pass it, call state.tx.update(…, value_fn=…) instead"
+        )
+    params = jax.tree.map(jnp.asarray, params)
+    layout = Space(trainable(params, frozen), packed)
+    require_same_shapes(layout.like, updates)
+
+    def pack(x: Tree) -> Vector:
+        return layout.pack(space.select(layout.like, x))
+
+    def operator(part: Tree) -> MatVec:
+        if matvec is not None:
+            zeros = space.zeros_like(params)
+            return in_dtypes_of(space.select(part, params), lambda v: space.select(part, matvec(space.fill(v, zeros))))
+        fn = curvature_fn or value_fn
+        return hessian(lambda block: fn(space.fill(block, params)), space.select(part, params))  # type: ignore[misc]
+
+    def loss(step: Vector | None) -> jax.Array:
+        if step is None and extra.get("value") is not None:
+            return jnp.asarray(extra["value"]).astype(layout.dtype)
+        if value_fn is None:
+            raise ValueError(
+                "value_fn must be given to update() where the rule measures the loss, also beside matvec= or "
+                "curvature_fn=: the loss after the step is compared with the one before"
+            )
+        moved = params
+        if step is not None:
+            moved = optax.apply_updates(params, space.fill(layout.unpack(step), space.zeros_like(params)))
+        return checks.scalar_valued("value_fn", value_fn)(moved).astype(layout.dtype)
+
+    gradient = pack(updates)
+    known = Problem(
+        layout,
+        gradient,
+        operator,
+        previous,
+        extra.get("refresh"),
+        loss,
+        gradient if extra.get("grad") is None else pack(extra["grad"]),
+    )
+    return dataclasses.replace(known, prepared=known.product()) if products else known
+
+
+def trainable(params: Tree, frozen: Frozen) -> Tree:
+    """The parameters that are not frozen; those that are become None, which JAX takes for an empty subtree."""
+    if frozen is not None:
+        mask = frozen(params) if callable(frozen) else frozen
+        params = jax.tree.map(lambda f, x: jax.tree.map(lambda leaf: None if f else leaf, x), mask, params)
+    checks.real_parameters(params)
+    return params
+
+
+def require_same_shapes(params: Tree, updates: Tree) -> None:
+    """Refuses updates, or a state, of other parameters."""
+    wanted = [leaf.shape for leaf in jax.tree.leaves(params)]
+    found = [jnp.shape(leaf) for leaf in jax.tree.leaves(space.select(params, updates))]
+    if wanted != found:
+        raise ValueError(f"updates must have the shapes of the trainable parameters, {wanted}, got {found}")
