@@ -78,7 +78,7 @@ def removed(**successors: str) -> Callable[[type], type]:
     """
 
     def decorate(cls: type) -> type:
-        original = cls.__init__
+        original: Any = cls.__init__  # type: ignore[misc]
 
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:

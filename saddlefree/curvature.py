@@ -44,10 +44,12 @@ def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
     {'a': 0.0, 'b': 1.0}
     """
     checks.real_parameters(params)
-    gradient = jax.grad(checks.scalar_valued("value_fn", value_fn))
+    value_fn = checks.scalar_valued("value_fn", value_fn)
+    gradient = jax.grad(value_fn)
     _, product = jax.linearize(gradient, params)
-    # The mark of a `custom_vjp` under forward mode, which fails only when it is compiled.
-    if _calls("custom_lin", jax.make_jaxpr(product)(params).jaxpr):
+    # The mark of a `custom_vjp` under forward mode, which fails only when it is compiled. To look for it takes time.
+    custom = _calls("custom_vjp_call", jax.make_jaxpr(value_fn)(params).jaxpr)
+    if custom and _calls("custom_lin", jax.make_jaxpr(product)(params).jaxpr):
         _, transposed = jax.vjp(gradient, params)
 
         def product(v: Tree) -> Tree:

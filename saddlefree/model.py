@@ -1,12 +1,12 @@
 """Models: the quadratic picture of the loss at one point, asked for its step at a damping λ.
 
-A solver builds a model m(s) = gᵀs + ½ sᵀHs with its own approximation of H. For a λ the model answers with the direction
-d(λ) ≈ (|H| + λI)⁻¹ g, with the change m(−d) that it predicts, and with a result code. Before it is built, the rule states
-which λ it may ask for (one, or a list); a model of kind `ANY` answers every λ without a new product, one of kind
-`STATED` those that were stated, one of kind `ONE` the only one.
+A solver builds a model m(s) = gᵀs + ½ sᵀHs with its own approximation of H. For a λ the model answers with the
+direction d(λ) ≈ (|H| + λI)⁻¹ g, with the change m(−d) that it predicts, and with a result code. Before it is built, the
+rule states which λ it may ask for (one, or a list); a model of kind `ANY` answers every λ without a new product, one of
+kind `STATED` those that were stated, one of kind `ONE` the only one.
 
-λ = 0 means the pseudo-inverse. Eigenvalues with |θ| + λ below `cutoff` are rounding: they contribute nothing where λ = 0, and
-as if they were at the cutoff where λ > 0. The code `SINGULAR` says that g has such a component.
+λ = 0 means the pseudo-inverse. Eigenvalues with |θ| + λ below `cutoff` are rounding: where λ = 0 they contribute
+nothing, where λ > 0 as much as if they were at the cutoff. The code `SINGULAR` says that g has such a component.
 """
 
 import dataclasses
@@ -167,6 +167,7 @@ class Tabulated:
       directions: the directions, one for each.
       gradient: g.
       errors: the estimated relative errors.
+      singular: whether g has a component that λ does not lift, where the solver can tell.
       stats: see `Model`.
     """
 
@@ -175,6 +176,7 @@ class Tabulated:
     gradient: Vector
     errors: jax.Array
     stats: dict[str, jax.Array]
+    singular: jax.Array | bool = False
 
     def answer(self, damping: jax.Array) -> Answer:
         """The direction of the stated λ that is nearest."""
@@ -185,7 +187,8 @@ class Tabulated:
             direction = space.get(jax.tree.map(lambda *x: jnp.stack(x), *self.directions), nearest)
         error = self.errors[nearest]
         finite = space.all_finite(direction)
-        result = jnp.where(finite, jnp.where(error < 1, Result.FINE, Result.BREAKDOWN), Result.NONFINITE)
+        code = jnp.where(self.singular, Result.SINGULAR, Result.FINE)
+        result = jnp.where(finite, jnp.where(error < 1, code, Result.BREAKDOWN), Result.NONFINITE)
         # |H|d ≈ g − λd, so the saddle-free model's change is −½ (gᵀd + λ‖d‖²).
         slope, square = space.dot(self.gradient, direction), space.dot(direction, direction)
         return Answer(direction, -(slope + damping * square) / 2, result.astype(jnp.int32), {"error": error})

@@ -2,7 +2,7 @@
 
 One update, from x with loss f, gradient g and curvature H:
 
-    problem ← g, H, f at x            model, state ← solver            s, state ← rule: a step on the model, taken or not
+    problem ← g, H, f at x          model ← solver(problem)          s ← rule(model): a step, taken or refused
 
 A step that is not finite, in the parameters' own dtypes, is the update 0 and leaves momentum and curvature alone.
 """
@@ -58,7 +58,7 @@ def saddle_free_newton(
     damping: Number = 1e-2,
     solver: Solver = _DEFAULT,
     *,
-    weight_decay: Number = 0.0,
+    weight_decay: Number | None = None,
     max_increase: Number | None = None,
     max_step: Number | None = None,
     frozen: Frozen = None,
@@ -72,7 +72,7 @@ def saddle_free_newton(
       momentum: μ in [0, 1), a number or a schedule; None is no momentum, and keeps no vector.
       damping: λ ≥ 0, a number or a schedule; 0 is the pseudo-inverse.
       solver: what computes the direction.
-      weight_decay: ≥ 0, a number or a schedule; decoupled, −η·weight_decay·x is added to the update.
+      weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update.
       max_increase: None, or a number ≥ 0 or schedule: a step is refused if it makes the loss f worse than
         f + max_increase·|f|. It costs two evaluations of the loss a step, one where `value=` is passed.
       max_step: None, or a number > 0 or schedule: a step is shortened where its root mean square exceeds it.
@@ -110,7 +110,7 @@ def adaptive_saddle_free_newton(
     initial_damping: Number = 1e-2,
     *,
     rule: Rule | None = None,
-    weight_decay: Number = 0.0,
+    weight_decay: Number | None = None,
     frozen: Frozen = None,
     escape: Escape | None = None,
     packed: bool = True,
@@ -118,8 +118,8 @@ def adaptive_saddle_free_newton(
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself.
 
-    With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the damping
-    is the best of several that are tried (`damping_search`). With others learning rate and momentum minimise a
+    With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the
+    damping is the best of several that are tried (`damping_search`). With others learning rate and momentum minimise a
     saddle-free quadratic model in the plane of the direction and the previous update, and the damping follows the
     agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). A step that makes the loss much worse is
     refused.
@@ -128,8 +128,8 @@ def adaptive_saddle_free_newton(
       solver: what computes the direction.
       initial_damping: λ ≥ 0 of the first step.
       rule: a rule to be used instead, such as `levenberg_marquardt(…)`; `initial_damping` is then not used.
-      weight_decay: ≥ 0, a number or a schedule; decoupled, −η·weight_decay·x is added to the update after the model and
-        the loss have judged it.
+      weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update after the
+        model and the loss have judged it.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
       escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
       packed: one flat vector for all parameters, which compiles faster; False for sharded parameters.
@@ -149,7 +149,7 @@ def adaptive_saddle_free_newton(
     Array([1., 1.], dtype=float32)
     """
     successors = {
-        "damping": "initial_damping=… for the first λ, or rule=damping_search(…) or levenberg_marquardt(…) for its rule",
+        "damping": "initial_damping=… for the first λ, or rule=damping_search(…) or another rule",
         "step": "rule=adaptive_plane(…) or rule=fixed_rate(…)",
         "max_increase": "rule=damping_search(max_increase=…), or that of another rule",
         "learning_rate": "saddle_free_newton(learning_rate=…): the adaptive optimiser finds its own",
@@ -219,12 +219,13 @@ def scale_by_saddle_free(
 
 
 def _newton(
-    solver: Solver, rule: Rule, weight_decay: Number, frozen: Frozen, escape: Escape | None, packed: bool
+    solver: Solver, rule: Rule, weight_decay: Number | None, frozen: Frozen, escape: Escape | None, packed: bool
 ) -> optax.GradientTransformationExtraArgs:
     """A solver and a rule, put together; see the head of this file."""
     check_solver(solver)
     check_rule(rule, solver)
-    checks.number("weight_decay", weight_decay, 0)
+    if weight_decay is not None:
+        checks.number("weight_decay", weight_decay, 0)
     checks.kind("packed", packed, bool, "True or False")
     if escape is not None:
         checks.kind("escape", escape, Escape, "None or escape(…)")
@@ -268,10 +269,12 @@ def _newton(
             **model.stats,
             **proposal.answer.stats,
         }
-        # An adaptive learning rate may be negative, where the previous update takes over; a decay never grows weights.
-        decay = evaluate_schedule(weight_decay, state.count, layout.dtype) * jnp.maximum(proposal.learning_rate, 0)
-        decayed = space.axpy(-decay, layout.pack(layout.like), proposal.step)
-        taken = space.where(decision.taken, decayed, space.zeros_like(decayed))
+        step = proposal.step
+        if weight_decay is not None:
+            # An adaptive learning rate may be negative, where the previous update takes over; a decay never grows weights.
+            decay = evaluate_schedule(weight_decay, state.count, layout.dtype) * jnp.maximum(proposal.learning_rate, 0)
+            step = space.axpy(-decay, layout.pack(layout.like), step)
+        taken = space.where(decision.taken, step, space.zeros_like(step))
         return _as_updates(layout, taken, params), SaddleFreeState(
             count=count,
             solver=memory,

@@ -1,8 +1,8 @@
 """The trainable parameters as a vector.
 
-A vector (gradient, direction, basis vector) is a pytree of real arrays. `Space` makes one of the parameters: packed, it is
-a single flat array, so that what XLA compiles does not grow with the number of leaves; unpacked, it is the parameters'
-own pytree, whose leaves keep their sharding. The functions here work on both.
+A vector (gradient, direction, basis vector) is a pytree of real arrays. `Space` makes one of the parameters: packed, it
+is a single flat array, so that what XLA compiles does not grow with the number of leaves; unpacked, it is the
+parameters' own pytree, whose leaves keep their sharding. The functions here work on both.
 
 Inner products are accumulated in float32 at least and at full matrix-product precision; norms neither overflow nor
 underflow.
@@ -58,7 +58,8 @@ class Space:
     def unpack(self, x: Vector, cast: bool = True) -> Tree:
         """The tree of a vector, in the parameters' dtypes, or without `cast` in working precision."""
         if self.packed:
-            pieces, start = [], 0
+            # XLA would repeat what makes x in the kernel of every leaf.
+            pieces, start, x = [], 0, jax.lax.optimization_barrier(x)
             for leaf in self.leaves:
                 pieces.append(jax.lax.slice_in_dim(x, start, start + leaf.size).reshape(leaf.shape))
                 start += leaf.size

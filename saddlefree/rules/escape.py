@@ -1,7 +1,7 @@
 """Leaving a saddle on which the gradient says nothing.
 
-A solver that starts from g finds negative curvature only as far as g has a component along it. On a saddle, or on the way
-into one, it has none. Now and then a random start is used instead, which has a component along every eigenvector.
+A solver that starts from g finds negative curvature only as far as g has a component along it. On a saddle, or on the
+way into one, it has none. Now and then a random start is used instead, which has a component along every eigenvector.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from saddlefree.space import Number
 
 @dataclasses.dataclass(frozen=True)
 class adaptive_plane(RatioDamping):
-    """K-FAC's adaptive learning rate and momentum (the paper's Appendix A.4), made saddle-free; λ by Levenberg-Marquardt.
+    """K-FAC's adaptive learning rate and momentum (the paper's Appendix A.4), made saddle-free.
 
     With B an orthonormal basis of the direction d(λ) and the previous step p,
 
@@ -23,7 +23,8 @@ class adaptive_plane(RatioDamping):
 
     with the absolute values of the 2 × 2 matrix's eigenvalues. K-FAC solves BᵀHB y = −Bᵀg with a positive definite
     curvature; with an indefinite Hessian that step may be uphill, or into the saddle. This one always descends. Where H
-    is positive definite and d exact, η = 1 and μ = 0 without a previous step. It costs two products and a loss.
+    is positive definite and d exact, η = 1 and μ = 0 without a previous step. λ is that of `levenberg_marquardt`. It
+    costs two products and a loss a step.
 
     Args:
       initial: λ before the first step, ≥ 0.

@@ -15,8 +15,8 @@ from saddlefree.space import Scalar, Space, Tree, Vector
 class Solver:
     """A frozen dataclass, equal and hashable by value; its memory is handed in and out, never kept.
 
-    A solver of one's own inherits from this class. It says what its statistics are called, how many λ its models answer,
-    and defines `init` and `model`:
+    A solver of one's own inherits from this class. It says what its statistics are called and how many λ its models
+    answer, and defines `init` and `model`:
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class gradient_descent(Solver):

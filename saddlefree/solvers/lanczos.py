@@ -151,7 +151,9 @@ class lanczos(Solver):
         error = jnp.where(jnp.any(T.off_diagonal == 0), 0, model.last_share(coordinates, steps))
         products = jnp.asarray(2 * steps - 1, jnp.int32)
         stats = self._stats(values, vectors, _alive(T, steps), vectors[0], products)
-        return Tabulated(dampings, [direction], g, error[None], stats)
+        size = jnp.abs(values) + dampings[0]
+        code = model.result_code(size, model.cutoff(values), vectors[0], jnp.array(True))
+        return Tabulated(dampings, [direction], g, error[None], stats, code == model.Result.SINGULAR)
 
     def _stats(
         self, values: jax.Array, vectors: jax.Array, alive: jax.Array, slope: jax.Array, products: jax.Array
