@@ -15,6 +15,7 @@ from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbat
 from saddlefree.density import spectral_density
 from saddlefree.diagnostics import diagnostics
 from saddlefree.model import Answers, Result
+from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
 from saddlefree.rules.base import Proposal, Rule
 from saddlefree.rules.escape import escape
@@ -40,7 +41,9 @@ __all__ = [
     "accelerate",
     "adaptive_plane",
     "adaptive_saddle_free_newton",
+    "as_value_fn",
     "blockwise",
+    "check_value_fn",
     "damping_search",
     "diagnostics",
     "escape",

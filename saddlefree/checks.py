@@ -3,14 +3,18 @@
 import functools
 import math
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from saddlefree.space import Tree
+
+Owner = TypeVar("Owner")
 
 
 def number(
@@ -65,8 +69,8 @@ def kind(name: str, value: Any, kind: type, what: str) -> None:
         raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
-def removed(**successors: str) -> Callable[[type], type]:
-    """A class decorator: an argument that is gone raises a sentence that names its successor.
+def removed(**successors: str) -> Callable[[Owner], Owner]:
+    """A decorator of a class or a function: an argument that is gone raises a sentence that names its successor.
 
     >>> @removed(metric="base=optax.adam(rate)")
     ... class part:
@@ -77,25 +81,22 @@ def removed(**successors: str) -> Callable[[type], type]:
     TypeError: part has no argument 'metric': use base=optax.adam(rate)
     """
 
-    def decorate(cls: type) -> type:
-        original: Any = cls.__init__  # type: ignore[misc]
+    def decorate(owner: Any) -> Any:
+        original: Any = owner.__init__ if isinstance(owner, type) else owner  # type: ignore[misc]
 
         @functools.wraps(original)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            no_others(cls.__name__, [name for name in kwargs if name in successors], successors)
-            original(self, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                if name in successors:
+                    raise TypeError(f"{owner.__name__} has no argument {name!r}: use {successors[name]}")
+            return original(*args, **kwargs)
 
-        cls.__init__ = init  # type: ignore[misc]
-        return cls
+        if not isinstance(owner, type):
+            return call
+        owner.__init__ = call  # type: ignore[misc]
+        return owner
 
     return decorate
-
-
-def no_others(owner: str, names: Iterable[str], successors: dict[str, str]) -> None:
-    """Refuses arguments that `owner` does not have, with a successor where there is one."""
-    for name in names:
-        hint = f": use {successors[name]}" if name in successors else ""
-        raise TypeError(f"{owner} has no argument {name!r}{hint}")
 
 
 def unrolling(unroll: Any) -> None:
@@ -104,15 +105,17 @@ def unrolling(unroll: Any) -> None:
         integer("unroll", unroll, low=1)
 
 
+def arrays(params: Tree) -> Tree:
+    """`params` as arrays, refusing leaves that cannot be one."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        _array(path, leaf)
+    return jax.tree.map(jnp.asarray, params)
+
+
 def real_parameters(params: Tree) -> None:
     """Refuses complex and integer parameters, which have no real Hessian, and leaves that are no arrays."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = f"params{jax.tree_util.keystr(path)}"
-        if not isinstance(leaf, numbers.Number) and not hasattr(leaf, "dtype"):
-            raise ValueError(
-                f"{name} must be an array, got {leaf!r}; pass the arrays alone, for an Equinox model "
-                "eqx.filter(model, eqx.is_inexact_array) as params and value_fn=sf.as_value_fn(loss_fn, model)"
-            )
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = _array(path, leaf)
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
@@ -121,9 +124,53 @@ def real_parameters(params: Tree) -> None:
             )
 
 
+def _array(path: Any, leaf: Any) -> str:
+    """The name of a leaf, refused unless it is an array or a number."""
+    name = f"params{jax.tree_util.keystr(path)}"
+    if not isinstance(leaf, numbers.Number) and not hasattr(leaf, "dtype"):
+        raise ValueError(
+            f"{name} must be an array, got {leaf!r}; pass the arrays alone, for an Equinox model "
+            "eqx.filter(model, eqx.is_inexact_array) as params and value_fn=sf.as_value_fn(loss_fn, model)"
+        )
+    return name
+
+
 def scalar_valued(name: str, fn: Callable[[Tree], Any]) -> Callable[[Tree], jax.Array]:
-    """`fn`, refusing a result that is not one real number."""
-    return lambda x: scalar(name, fn(x))
+    """`fn`, refusing a result that is not one real number, and with a hint where it does not fit its argument."""
+
+    def evaluate(x: Tree) -> jax.Array:
+        try:
+            value = fn(x)
+        except Exception as error:
+            if (part := _part_of_a_model(x)) and not getattr(error, "__notes__", None):
+                error.add_note(
+                    f"{name} was called with {part}; where it is a function of the whole model, pass "
+                    f"{name}=sf.as_value_fn(loss_fn, model)"
+                )
+            raise
+        return scalar(name, value)
+
+    return evaluate
+
+
+def _part_of_a_model(x: Tree) -> str | None:
+    """What x is, where it is known to be less than a model."""
+    nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if nnx is not None and isinstance(x, nnx.State):
+        return "an nnx.State, the model's variables"
+    if eqx is not None and isinstance(x, eqx.Module):
+        return "the arrays of an Equinox model, and None for the rest"
+    masked = [leaf for leaf in jax.tree.leaves(x, is_leaf=_is_masked) if _is_masked(leaf)]
+    if masked:
+        return (
+            "optax.MaskedNode in the place of parameters that optax.masked or multi_transform leave out (frozen= of "
+            "the optimiser leaves them in)"
+        )
+    return None
+
+
+def _is_masked(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
 
 
 def scalar(name: str, value: Any) -> jax.Array:
@@ -133,8 +180,11 @@ def scalar(name: str, value: Any) -> jax.Array:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", np.dtype(object))
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):
         found = type(value).__name__ if shape is None else f"shape {shape} and dtype {dtype}"
-        raise ValueError(
-            f"{name} must return one real number, the loss, got {found}; "
-            "take a mean or a sum, and use saddlefree.training.make_step for auxiliary outputs"
-        )
+        cure = "take a mean or a sum, and the real part"
+        if isinstance(value, tuple):
+            cure = (
+                "return the loss alone, as in lambda params: loss_and_aux(params)[0], or use "
+                "saddlefree.training.make_step for auxiliary outputs"
+            )
+        raise ValueError(f"{name} must return one real number, the loss, got {found}; {cure}")
     return value

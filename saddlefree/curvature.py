@@ -208,8 +208,4 @@ def _merge_leading(y: jax.Array) -> jax.Array:
 
 def in_dtypes_of(params: Tree, product: MatVec) -> MatVec:
     """`product`, evaluated in the dtypes of `params`, its result in those of its argument."""
-
-    def cast(x: Tree, like: Tree) -> Tree:
-        return jax.tree.map(lambda a, b: a.astype(b.dtype), x, like)
-
-    return lambda v: cast(product(cast(v, params)), v)
+    return lambda v: space.cast_like(product(space.cast_like(v, params)), v)

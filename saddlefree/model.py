@@ -11,6 +11,7 @@ nothing, where λ > 0 as much as if they were at the cutoff. The code `SINGULAR`
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
@@ -25,7 +26,12 @@ Form = Literal["abs", "sqrt"]
 
 
 class Answers(enum.IntEnum):
-    """For how many λ a model has an answer."""
+    """For how many λ a model has an answer.
+
+    >>> import saddlefree as sf
+    >>> [solver.answers.name for solver in (sf.lanczos(), sf.series(5), sf.lanczos(two_pass=True))]
+    ['ANY', 'STATED', 'ONE']
+    """
 
     ONE = 1
     STATED = 2
@@ -33,12 +39,25 @@ class Answers(enum.IntEnum):
 
 
 class Result(enum.IntEnum):
-    """How an answer came about, the worst last."""
+    """How an answer came about, the worst last.
+
+    >>> import saddlefree as sf
+    >>> h = jnp.array([2.0, 0.0])  # the gradient has a component where there is no curvature
+    >>> Result(int(sf.solve(sf.exact(), lambda v: h * v, jnp.ones(2), damping=0.0).result)).name
+    'SINGULAR'
+    """
 
     FINE = 0
     SINGULAR = 1  # g has a component along an eigenvalue of 0, up to rounding, that λ does not lift
     BREAKDOWN = 2  # the solver's own error estimate says that the direction is not right to one digit
     NONFINITE = 3
+
+
+class Rest(NamedTuple):
+    """What a base does where the model says nothing."""
+
+    update: Vector
+    largest: jax.Array  # the largest entry of the update that the base alone would make of all of g
 
 
 class Answer(NamedTuple):
@@ -48,12 +67,12 @@ class Answer(NamedTuple):
     predicted: jax.Array  # m(−d), by the model's own curvature
     result: jax.Array  # a `Result`
     stats: dict[str, jax.Array]  # that depend on λ, such as the estimated error
-    rest: Vector | None = None  # an update of its own for what the model does not span
+    rest: Rest | None = None
 
     @property
     def whole(self) -> Vector:
         """The direction whose negative is the step at η = 1: d − rest."""
-        return self.direction if self.rest is None else space.sub(self.direction, self.rest)
+        return self.direction if self.rest is None else space.sub(self.direction, self.rest.update)
 
 
 class Model(Protocol):
@@ -194,15 +213,6 @@ class Tabulated:
         return Answer(direction, -(slope + damping * square) / 2, result.astype(jnp.int32), {"error": error})
 
 
-def directions_of_groups(whole: space.Space, parts: list[Vector], spaces: list[space.Space]) -> Vector:
-    """One vector from those of disjoint groups of parameters."""
-    trees = [block.unpack(part, cast=False) for block, part in zip(spaces, parts, strict=True)]
-    first, *others = trees
-    for tree in others:
-        first = space.fill(first, tree)
-    return whole.pack(first)
-
-
 @dataclasses.dataclass(frozen=True)
 class Blocks:
     """The models of disjoint groups of parameters, as one: a block-diagonal H.
@@ -222,14 +232,21 @@ class Blocks:
     def answer(self, damping: jax.Array) -> Answer:
         """The groups' answers side by side; what they predict is added up, and the worst result is reported."""
         answers = [model.answer(damping) for model in self.models]
-        rests = [answer.rest for answer in answers]
+        rests = [answer.rest for answer in answers if answer.rest is not None]
         return Answer(
-            directions_of_groups(self.whole, [a.direction for a in answers], self.spaces),
-            jnp.sum(jnp.stack([a.predicted for a in answers])),
-            jnp.max(jnp.stack([a.result for a in answers])),
-            reduced([a.stats for a in answers]),
-            None if rests[0] is None else directions_of_groups(self.whole, rests, self.spaces),
+            self._joined([answer.direction for answer in answers]),
+            jnp.sum(jnp.stack([answer.predicted for answer in answers])),
+            jnp.max(jnp.stack([answer.result for answer in answers])),
+            reduced([answer.stats for answer in answers]),
+            Rest(self._joined([r.update for r in rests]), jnp.max(jnp.stack([r.largest for r in rests])))
+            if rests
+            else None,
         )
+
+    def _joined(self, parts: list[Vector]) -> Vector:
+        """One vector from those of the groups."""
+        trees = [block.unpack(part, cast=False) for block, part in zip(self.spaces, parts, strict=True)]
+        return self.whole.pack(functools.reduce(space.fill, trees))
 
 
 def reduced(stats: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:

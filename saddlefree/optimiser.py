@@ -105,6 +105,13 @@ def saddle_free_newton(
     return _newton(solver, rule, weight_decay, frozen, escape, packed)
 
 
+@checks.removed(
+    damping="initial_damping=… for the first λ, or rule=damping_search(…) or another rule",
+    step="rule=adaptive_plane(…) or rule=fixed_rate(…)",
+    max_increase="rule=damping_search(max_increase=…), or that of another rule",
+    learning_rate="saddle_free_newton(learning_rate=…): the adaptive optimiser finds its own",
+    momentum="saddle_free_newton(momentum=…): the adaptive optimiser finds its own",
+)
 def adaptive_saddle_free_newton(
     solver: Solver = _DEFAULT_ADAPTIVE,
     initial_damping: Number = 1e-2,
@@ -114,7 +121,6 @@ def adaptive_saddle_free_newton(
     frozen: Frozen = None,
     escape: Escape | None = None,
     packed: bool = True,
-    **removed: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself.
 
@@ -126,7 +132,7 @@ def adaptive_saddle_free_newton(
 
     Args:
       solver: what computes the direction.
-      initial_damping: λ ≥ 0 of the first step.
+      initial_damping: λ of the first step, > 0 for `damping_search`, otherwise ≥ 0.
       rule: a rule to be used instead, such as `levenberg_marquardt(…)`; `initial_damping` is then not used.
       weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update after the
         model and the loss have judged it.
@@ -148,14 +154,6 @@ def adaptive_saddle_free_newton(
     >>> x.round(2)
     Array([1., 1.], dtype=float32)
     """
-    successors = {
-        "damping": "initial_damping=… for the first λ, or rule=damping_search(…) or another rule",
-        "step": "rule=adaptive_plane(…) or rule=fixed_rate(…)",
-        "max_increase": "rule=damping_search(max_increase=…), or that of another rule",
-        "learning_rate": "saddle_free_newton(learning_rate=…): the adaptive optimiser finds its own",
-        "momentum": "saddle_free_newton(momentum=…): the adaptive optimiser finds its own",
-    }
-    checks.no_others("adaptive_saddle_free_newton", removed, successors)
     check_solver(solver)
     if rule is None:
         default: Any = damping_search if solver.answers == Answers.ANY else adaptive_plane
@@ -174,7 +172,8 @@ def scale_by_saddle_free(
       frozen: parameters whose direction is 0: a pytree of bools, a prefix of one, or a function from parameters to it.
       packed: one flat vector for all parameters, which compiles faster; False for sharded parameters.
 
-    `update` takes the arguments of `saddle_free_newton`'s. What arrives as updates is the right-hand side g.
+    `update` takes the arguments of `saddle_free_newton`'s. What arrives as updates is the right-hand side g. Of
+    `low_rank(base=…)` the base's update is part of the direction, so that a chained rate scales it too.
 
     >>> import saddlefree as sf
     >>> loss = lambda x: 0.5 * jnp.sum(jnp.array([4.0, -1.0]) * x**2)
@@ -258,7 +257,7 @@ def _newton(
         model, memory = solver.model(problem, dampings, state.solver)
         proposal = rule.propose(problem, model, state.rule, state.count)
         decision = decide(rule, problem, proposal, state.count)
-        figures = {
+        figures: dict[str, Any] = {
             "damping": proposal.damping,
             "learning_rate": proposal.learning_rate,
             "momentum": proposal.momentum,
@@ -271,7 +270,7 @@ def _newton(
         }
         step = proposal.step
         if weight_decay is not None:
-            # An adaptive learning rate may be negative, where the previous update takes over; a decay never grows weights.
+            # An adaptive rate may be negative, where the previous step takes over; a decay never grows weights.
             decay = evaluate_schedule(weight_decay, state.count, layout.dtype) * jnp.maximum(proposal.learning_rate, 0)
             step = space.axpy(-decay, layout.pack(layout.like), step)
         taken = space.where(decision.taken, step, space.zeros_like(step))
@@ -280,7 +279,7 @@ def _newton(
             solver=memory,
             rule=rule.learn(state.rule, state.count, proposal, decision.taken),
             previous=space.where(decision.taken, proposal.step, state.previous) if remembers else (),
-            figures={name: figures[name] for name in names},
+            figures={name: jnp.asarray(figures[name]).astype(state.figures[name].dtype) for name in names},
             rejected_steps=state.rejected_steps + decision.refused.astype(jnp.int32),
             nonfinite_steps=state.nonfinite_steps + (~decision.finite).astype(jnp.int32),
         )
@@ -290,7 +289,7 @@ def _newton(
 
 def _layout(params: Tree, frozen: Frozen, packed: bool) -> Space:
     """The space of the trainable parameters."""
-    layout = Space(trainable(jax.tree.map(jnp.asarray, params), frozen), packed)
+    layout = Space(trainable(checks.arrays(params), frozen), packed)
     if packed and any(map(_is_sharded, layout.leaves)):
         raise ValueError("packed must be False for parameters that are sharded over devices, got True")
     return layout
@@ -315,9 +314,8 @@ def _empty_figures(names: Any, layout: Space) -> dict[str, jax.Array]:
 
 def _check_state(init: Any, params: Tree, state: Any) -> None:
     """Refuses the state of other parameters, or of another optimiser."""
-    expected = jax.eval_shape(init, params)
     shapes = lambda tree: jax.tree.map(jnp.shape, tree)  # noqa: E731
-    if jax.tree.structure(expected) != jax.tree.structure(state) or shapes(expected) != shapes(state):
+    if shapes(jax.eval_shape(init, params)) != shapes(state):
         raise ValueError(
             "state must come from tx.init(params) with these parameters and this optimiser, got one of another "
             "structure or shape; call tx.init(params) again"

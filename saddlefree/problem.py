@@ -87,7 +87,7 @@ def from_update(
             "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)); "
             "flax's TrainState.apply_gradients cannot pass it, call state.tx.update(…, value_fn=…) instead"
         )
-    params = jax.tree.map(jnp.asarray, params)
+    params = checks.arrays(params)
     layout = Space(trainable(params, frozen), packed)
     require_same_shapes(layout.like, updates)
 

@@ -51,7 +51,7 @@ class Space:
     def pack(self, x: Tree) -> Vector:
         """The vector of a tree with the parameters' structure, in working precision."""
         if not self.packed:
-            return jax.tree.map(lambda a: a.astype(_working_dtype(a.dtype)), x)
+            return to_working(x)
         pieces = [leaf.reshape(-1).astype(self.dtype) for leaf in jax.tree.leaves(x)]
         return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0] if pieces else self.zeros()
 
@@ -64,7 +64,7 @@ class Space:
                 pieces.append(jax.lax.slice_in_dim(x, start, start + leaf.size).reshape(leaf.shape))
                 start += leaf.size
             x = jax.tree.unflatten(self.treedef, pieces)
-        return jax.tree.map(lambda a, like: a.astype(like.dtype), x, self.like) if cast else x
+        return cast_like(x, self.like) if cast else x
 
     def zeros(self) -> Vector:
         """The vector 0, in memory of its own."""
@@ -83,6 +83,16 @@ class Space:
 def scalar_dtype(tree: Tree) -> Any:
     """The dtype of inner products in `tree`: float32, or float64 as soon as one leaf has it."""
     return _promote(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
+def to_working(x: Tree) -> Vector:
+    """x with each leaf in working precision: its own, or float32 where it is narrower."""
+    return jax.tree.map(lambda a: a.astype(_working_dtype(a.dtype)), x)
+
+
+def cast_like(x: Tree, like: Tree) -> Tree:
+    """x with the dtypes of `like`."""
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), x, like)
 
 
 def _working_dtype(dtype: Any) -> Any:

@@ -178,7 +178,7 @@ def join(matvec: MatVec, basis: Vector, matrix: jax.Array, v: Vector, j: jax.Arr
     v = swept(basis, swept(basis, v))
     # What is left of a vector in the span is rounding, a little more of it than in a product.
     rest = space.norm(v)
-    v = space.scale(jnp.where(rest > 1e3 * jnp.finfo(rest.dtype).eps * length, space.reciprocal(rest), 0), v)
+    v = space.scale(jnp.where(rest > 1e2 * jnp.finfo(rest.dtype).eps * length, space.reciprocal(rest), 0), v)
     w = matvec(v)
     row = space.project(basis, w).at[j].set(space.dot(v, w))
     return space.put(basis, v, j), matrix.at[j].set(row).at[:, j].set(row), w

@@ -4,6 +4,9 @@ An optimiser's `update` sees one function of the parameters. `make_step` builds 
 held fixed while curvature and trial losses are evaluated, and the new model state is that of the gradient's evaluation.
 """
 
+import functools
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +17,7 @@ import optax
 from saddlefree import checks, space
 from saddlefree.curvature import microbatch_mean
 from saddlefree.diagnostics import diagnostics, has_figures
+from saddlefree.neighbours import check_value_fn
 from saddlefree.space import Tree
 
 
@@ -29,6 +33,9 @@ class TrainState(NamedTuple):
 
 LossFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, tuple[Tree, Any]]]
 """(params, model_state, batch, key) to (loss, (new model_state, aux)); where there is no model state, it is None."""
+
+_MANY = 8
+"""Compilations of one step beyond which something is amiss."""
 
 
 def init(
@@ -52,6 +59,7 @@ def make_step(
     *,
     microbatch_size: int | None = None,
     donate: bool = True,
+    check: bool = False,
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
     """A compiled step: (state, batch, curvature_batch=None) to (new state, metrics).
 
@@ -65,9 +73,10 @@ def make_step(
       microbatch_size: examples at a time, ≥ 1, for batches that do not fit into memory: losses, gradients and products
         are means over microbatches, as are the floating leaves of model state and aux; other leaves are the last one's.
       donate: whether the old state's memory is reused, after which it cannot be read any more.
+      check: whether the first step examines the loss of its batch as `check_value_fn` does, which takes some seconds.
 
     A step also takes `curvature_batch`, another batch whose Hessian is used, and `refresh`, True or False, which is
-    compiled into it: whether `low_rank` refreshes.
+    compiled into it: whether `low_rank` refreshes. It warns once it has been compiled more than 8 times.
 
     >>> import saddlefree as sf
     >>> def loss_fn(params, model_state, batch, key):
@@ -85,21 +94,38 @@ def make_step(
     if microbatch_size is not None:
         checks.integer("microbatch_size", microbatch_size, low=1)
     tx = optax.with_extra_args_support(tx)
+    traces = itertools.count(1)
+
+    def evaluate(*args: Any) -> tuple[jax.Array, Any]:
+        result = loss_fn(*args)
+        if not (_is_pair(result) and _is_pair(result[1])):
+            raise ValueError(
+                "loss_fn must return (loss, (new model_state, aux)), with None for what there is not, as in "
+                f"return loss, (model_state, None), got {jax.tree.structure(result)}"
+            )
+        return result
 
     def objective(state: TrainState, batch: Tree, key: jax.Array) -> Callable[[Tree], tuple[jax.Array, Any]]:
         if microbatch_size is None:
-            return lambda params: loss_fn(params, state.model_state, batch, key)
+            return lambda params: evaluate(params, state.model_state, batch, key)
         length = jax.tree.leaves(batch)[0].shape[0]
 
         def part(params: Tree, numbered: tuple[Tree, jax.Array]) -> tuple[jax.Array, Any]:
             examples, number = numbered
-            return loss_fn(params, state.model_state, examples, jax.random.fold_in(key, number[0]))
+            return evaluate(params, state.model_state, examples, jax.random.fold_in(key, number[0]))
 
         return microbatch_mean(part, (batch, jnp.arange(length)), microbatch_size, has_aux=True)
 
     def step(
         state: TrainState, batch: Tree, curvature_batch: Tree = None, refresh: bool | None = None
     ) -> tuple[TrainState, dict[str, Any]]:
+        if next(traces) == _MANY + 1:
+            warnings.warn(
+                f"this step has been compiled more than {_MANY} times: batches of changing shapes or dtypes, or Python "
+                "numbers where arrays are expected, compile it anew; pad or drop the last batch of an epoch",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         key, next_key = jax.random.split(state.key)
         loss_and_aux = objective(state, batch, key)
         (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
@@ -117,4 +143,22 @@ def make_step(
         params = optax.apply_updates(state.params, updates)
         return TrainState(params, opt_state, model_state, next_key, optax.safe_increment(state.step)), metrics
 
-    return jax.jit(step, donate_argnums=0 if donate else (), static_argnames="refresh")
+    compiled = jax.jit(step, donate_argnums=0 if donate else (), static_argnames="refresh")
+    if not check:
+        return compiled
+    unchecked = [True]
+
+    @functools.wraps(step)
+    def checked(state: TrainState, batch: Tree, *args: Any, **kwargs: Any) -> tuple[TrainState, dict[str, Any]]:
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, batch)))
+        if unchecked and not traced:
+            loss_and_aux = objective(state, batch, state.key)
+            check_value_fn(lambda params: loss_and_aux(params)[0], state.params)
+            unchecked.clear()
+        return compiled(state, batch, *args, **kwargs)
+
+    return checked
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, tuple | list) and len(x) == 2

@@ -1,19 +1,26 @@
-"""Every test runs with strict dtype promotion; the ones that need float64 ask for `x64`."""
+"""Every test runs with strict dtype promotion and the same random examples; those that need float64 ask for `x64`."""
 
 import os
 
-# Before jax starts: eight devices, so that sharding is tested on any machine.
-# Compiling is nearly all that these small tests do, and less optimised it takes two thirds of the time.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-)
+# Before jax starts: eight devices, so that sharding is tested on any machine. Compiling is nearly all that these small
+# tests do, and less optimised it takes two thirds of the time; SADDLEFREE_OPTIMISED=1 compiles as a user's program.
+flags = ["--xla_force_host_platform_device_count=8"]
+if not os.environ.get("SADDLEFREE_OPTIMISED"):
+    flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+given = os.environ.get("XLA_FLAGS", "").split()
+names = {flag.split("=")[0] for flag in given}
+os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in flags if flag.split("=")[0] not in names)])
 
+import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# `make fuzz` draws examples at random, and more of them.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("fuzz", deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import saddlefree as sf
+from saddlefree.problem import Problem
+from saddlefree.space import Space
 
 CURVATURES = jnp.concatenate([jnp.linspace(0.5, 2.0, 49), jnp.array([-0.3])])
 
@@ -26,8 +28,8 @@ def train(tx, x, steps=60):
 
         return jax.lax.scan(step, (x, tx.init(x)), None, length=steps)
 
-    (x, _), leaps = run(x)
-    return x, leaps
+    (x, _), lengths = run(x)
+    return x, lengths
 
 
 @pytest.mark.parametrize("start", [jnp.zeros(50), jnp.ones(50).at[-1].set(0.0)], ids=["on it", "next to it"])
@@ -37,30 +39,38 @@ def test_leaves_a_saddle_that_the_gradient_does_not_see(start, adaptive):
     solver = sf.lanczos(5)
     stuck, _ = train(make(solver=solver), start)
     np.testing.assert_allclose(stuck, 0.0, atol=1e-3)
-    free, leaps = train(make(solver=solver, escape=sf.escape(every=5)), start)
+    free, lengths = train(make(solver=solver, escape=sf.escape(every=5)), start)
     np.testing.assert_allclose(abs(free[-1]), 0.3**0.5, rtol=1e-2)
-    assert jnp.max(leaps) == pytest.approx(0.1, rel=1e-3)
+    assert jnp.max(lengths) == pytest.approx(0.1, rel=1e-3)
     # Off the saddle there is nothing to escape from.
-    assert jnp.all(leaps[-10:] == 0)
+    assert jnp.all(lengths[-10:] == 0)
 
 
-def test_no_leap_where_the_gradient_sees_negative_curvature_or_there_is_none():
-    _, leaps = train(sf.saddle_free_newton(solver=sf.exact(), escape=sf.escape(every=1)), jnp.zeros(50).at[-1].set(0.5))
-    assert jnp.all(leaps[5:] == 0)
-    state = sf.escape().init()
+def test_no_escape_where_the_gradient_sees_negative_curvature_or_there_is_none():
+    _, lengths = train(sf.saddle_free_newton(solver=sf.exact(), escape=sf.escape(every=1)), jnp.zeros(50).at[-1].set(0.5))
+    assert jnp.all(lengths[5:] == 0)
     g = jnp.array([0.0, 1.0])
     for h, expected in ((jnp.array([1.0, 2.0]), 0.0), (jnp.array([-1.0, 2.0]), 0.1), (jnp.array([-1.0, -2.0]), 0.0)):
-        leap, _ = sf.escape().leap(lambda h=h: lambda v: h * v, g, jnp.array(0.01), state, jnp.array(0))
-        np.testing.assert_allclose(jnp.linalg.norm(leap), expected, rtol=1e-5)
+        problem = Problem(Space(g), g, lambda part, h=h: lambda v: h * v)
+        found = sf.escape().step(problem, jnp.array(0.01), jax.random.key(0))
+        np.testing.assert_allclose(jnp.linalg.norm(found), expected, rtol=1e-5)
 
 
 def test_every_so_many_steps():
-    state, leapt = sf.escape(every=3).init(), []
-    curvature = lambda: lambda v: -v  # noqa: E731
-    for count in range(7):
-        leap, state = sf.escape(every=3).leap(curvature, jnp.zeros(4), jnp.array(0.0), state, jnp.array(count))
-        leapt.append(bool(jnp.any(leap != 0)))
-    assert leapt == [True, False, False, True, False, False, True]
+    """Also in each of several runs under `vmap`, with a product only where a search is due."""
+    tx = sf.saddle_free_newton(0.0, solver=sf.exact(), escape=sf.escape(every=3, num_products=2))
+    loss = lambda x: -jnp.sum(x**2) / 2  # noqa: E731
+
+    def run(x):
+        def step(state, _):
+            _, state = tx.update(jnp.zeros(4), state, x, value_fn=loss)
+            return state, sf.diagnostics(state)["escape"] > 0
+
+        return jax.lax.scan(step, tx.init(x), None, length=7)[1]
+
+    expected = [True, False, False, True, False, False, True]
+    assert jax.jit(run)(jnp.zeros(4)).tolist() == expected
+    assert jax.jit(jax.vmap(run))(jnp.zeros((2, 4))).tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize(

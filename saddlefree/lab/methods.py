@@ -77,10 +77,10 @@ def fixed(solver: Callable[[Values], Any]) -> Build:
     )
 
 
-def adaptive(solver: Callable[[Values], Any]) -> Build:
-    """Saddle-free Newton that finds rate, momentum and damping by itself."""
+def adaptive(solver: Callable[[Values], Any], rule: Callable[[float], sf.Rule] = sf.adaptive_plane) -> Build:
+    """Saddle-free Newton that finds rate, momentum and damping by itself, by the paper's rule or another."""
     return transformed(
-        lambda v, around: sf.adaptive_saddle_free_newton(_unrolled(solver(v), around), v["initial_damping"])
+        lambda v, around: sf.adaptive_saddle_free_newton(_unrolled(solver(v), around), rule=rule(v["initial_damping"]))
     )
 
 
@@ -101,17 +101,16 @@ def low_rank(v: Values, around: Circumstances) -> Method:
 
 
 def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
+    rate = schedule(v, around)
     solver = sf.low_rank(
         rank=v["rank"],
         refresh_every=v["refresh_every"],
         averaging=v["averaging"],
-        metric=v["metric"],
-        second_moment=v["second_moment"],
-        epsilon=v["epsilon"],
+        base=optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"]),
         # Under vmap all would pay for an early refresh of one.
         surprise=None if around.mapped else 4.0,
     )
-    return sf.saddle_free_newton(schedule(v, around), damping=v["damping"], solver=_unrolled(solver, around))
+    return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=_unrolled(solver, around))
 
 
 def adam(v: Values, around: Circumstances) -> optax.GradientTransformation:

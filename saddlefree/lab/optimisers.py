@@ -136,7 +136,9 @@ OPTIMISERS = {
     ),
     "lanczos-adaptive": Optimiser(
         "the same with recycled curvature and nothing to tune",
-        methods.adaptive(lambda v: sf.lanczos(v["products"], "sqrt", memory=v["memory"], recycle=v["recycle"])),
+        methods.adaptive(
+            lambda v: sf.lanczos(v["products"], "sqrt", memory=v["memory"], recycle=v["recycle"]), sf.damping_search
+        ),
         {
             **_initial,
             "products": Setting(8, (3, 20), low=1, whole=True),
@@ -145,27 +147,17 @@ OPTIMISERS = {
         },
     ),
     "low-rank": Optimiser(
-        "curvature of low rank, refreshed now and then",
+        "curvature of low rank, refreshed now and then, over Adam",
         methods.low_rank,
         {
             **_rate(3e-3, 3e-4, 0.1, "cosine"),
-            **_damping(0.5, 0.1, 5),
+            "newton_rate": Setting(1.0, (0.03, 1)),
+            **_damping(1e-2, 1e-4, 1),
             "rank": Setting(20, whole=True),
             "refresh_every": Setting(50, (20, 200), low=1, whole=True),
             "averaging": Setting(0.9, high=0.9999),
-            "metric": Setting("adam", choices=("identity", "adam")),
-            "second_moment": Setting(0.99, high=0.9999),
-            "epsilon": Setting(1e-4, (1e-8, 1e-2), low=1e-12),
-        },
-        {
-            "uci-energy": {
-                "learning_rate": 0.08,
-                "damping": 2.0,
-                "refresh_every": 20,
-                "second_moment": 0.999,
-                "epsilon": 0.01,
-            },
-            "digits": {"learning_rate": 0.03},
+            "second_moment": Setting(0.999, high=0.9999),
+            "epsilon": Setting(1e-8, (1e-8, 1e-2), low=1e-12),
         },
     ),
     "sgd": Optimiser(

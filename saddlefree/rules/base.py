@@ -20,7 +20,11 @@ from saddlefree.space import Number, Space, Vector, evaluate_schedule
 
 
 class Proposal(NamedTuple):
-    """A step, and what is known of it."""
+    """A step, and what is known of it; see `Rule` for an example.
+
+    >>> Proposal._fields[:4]
+    ('step', 'damping', 'learning_rate', 'momentum')
+    """
 
     step: Vector
     damping: jax.Array
@@ -38,6 +42,7 @@ class Rule:
 
     A rule of one's own inherits from this class:
 
+    >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True)
     ... class unit_length(Rule):
     ...     damping: float = 1e-2
@@ -53,8 +58,9 @@ class Rule:
     >>> import saddlefree as sf
     >>> tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=unit_length())
     >>> x = jnp.array([3.0, 4.0])
-    >>> tx.update(x, tx.init(x), x, value_fn=lambda x: jnp.sum(x**2) / 2)[0].round(2)
-    Array([-0.6, -0.8], dtype=float32)
+    >>> updates, _ = tx.update(x, tx.init(x), x, value_fn=lambda x: jnp.sum(x**2) / 2)
+    >>> [round(float(u), 3) for u in updates]
+    [-0.6, -0.8]
     """
 
     figures: tuple[str, ...] = ()

@@ -138,7 +138,7 @@ class Escaping(Rule):
         if self.measures:
             better = after < proposal.after
             found = space.where(better, found, nothing[0])
-            proposal = proposal._replace(after=jnp.where(better, after, proposal.after))
+            proposal = proposal._replace(after=jnp.minimum(after, jnp.asarray(proposal.after)))
         figures = {**proposal.figures, "escape": space.norm(found)}
         return proposal._replace(step=space.axpy(1, found, proposal.step), figures=figures)
 

@@ -24,10 +24,10 @@ class fixed_rate(Rule):
       max_increase: None, or a number ≥ 0 or schedule: a step is refused if it makes the loss f worse than
         f + max_increase·|f|. It costs two evaluations of the loss a step, one where `value=` is passed.
       max_step: None, or a number > 0 or schedule: a step is shortened where its root mean square exceeds it.
-      max_ratio: beside a solver's base (`low_rank(base=…)`), η d is shortened where its largest entry exceeds this many
-        times that of the base's update; > 0.
+      max_ratio: beside a solver's base (`low_rank(base=…)`), each entry of the step is clipped to this many times the
+        largest entry of the update that the base alone would make of the whole gradient; > 0.
 
-    The figure `step_scale` is the factor of a step that was shortened, and 1 otherwise.
+    The figure `step_scale` is the factor by which the step, or its largest entry, was shortened, and 1 otherwise.
 
     >>> import saddlefree as sf
     >>> tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=fixed_rate(0.5, damping=1.0))
@@ -41,7 +41,7 @@ class fixed_rate(Rule):
     damping: Number = 1e-2
     max_increase: Number | None = None
     max_step: Number | None = None
-    max_ratio: Number = 1.0
+    max_ratio: Number = 3.0
 
     figures = ("step_scale",)
 
@@ -77,9 +77,11 @@ class fixed_rate(Rule):
         eta = evaluate_schedule(self.learning_rate, count, dtype)
         step, shortened = space.scale(-eta, answer.direction), jnp.ones((), dtype)
         if answer.rest is not None:
-            most = evaluate_schedule(self.max_ratio, count, dtype) * space.peak(answer.rest)
+            step = space.axpy(1, answer.rest.update, step)
+            most = evaluate_schedule(self.max_ratio, count, dtype) * answer.rest.largest
             shortened = _within(most, space.peak(step))
-            step = space.axpy(1, answer.rest, space.scale(shortened, step))
+            # Entry by entry: a single large one would otherwise hold up all others.
+            step = jax.tree.map(lambda s: jnp.clip(s, -most.astype(s.dtype), most.astype(s.dtype)), step)
         mu = jnp.zeros((), dtype)
         if self.momentum is not None:
             mu = evaluate_schedule(self.momentum, count, dtype)

@@ -58,7 +58,7 @@ class RatioDamping(LearnedDamping):
     def learn(self, state: jax.Array, count: jax.Array, proposal: Proposal, taken: jax.Array) -> jax.Array:
         """λ up or down by ω."""
         omega, refusal = (evaluate_schedule(x, count, state.dtype) for x in (self.factor, self.refusal))
-        ratio = proposal.ratio
+        ratio = jnp.asarray(proposal.ratio)
         change = jnp.where(ratio < 0.25, 1 / omega, jnp.where(ratio > 0.75, omega, 1))
         # λ = 0 would stay so.
         state = jnp.maximum(state, jnp.where(taken, 0, 1e-6))

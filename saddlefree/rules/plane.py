@@ -38,8 +38,8 @@ class adaptive_plane(RatioDamping):
     >>> tx = sf.adaptive_saddle_free_newton(sf.series(num_terms=1), rule=adaptive_plane())  # d ∝ g
     >>> x = jnp.array([2.0, 0.0])
     >>> updates, state = tx.update(x, tx.init(x), x, value_fn=lambda x: jnp.sum(x**2) / 2)
-    >>> updates.round(2), sf.diagnostics(state)["reduction_ratio"].round(2)
-    (Array([-1.98, -0.  ], dtype=float32), Array(1., dtype=float32))
+    >>> round(float(updates[0]), 2), round(float(sf.diagnostics(state)["reduction_ratio"]), 2)
+    (-1.98, 1.0)
     """
 
     initial: Number = 1e-2

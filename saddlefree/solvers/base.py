@@ -18,6 +18,8 @@ class Solver:
     A solver of one's own inherits from this class. It says what its statistics are called and how many λ its models
     answer, and defines `init` and `model`:
 
+    >>> import dataclasses
+    >>> from saddlefree.model import Tabulated
     >>> @dataclasses.dataclass(frozen=True)
     ... class gradient_descent(Solver):
     ...     stats = ("products", "error")

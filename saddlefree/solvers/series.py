@@ -101,7 +101,7 @@ class series(Solver):
             """The sums with the next power of Z in them."""
             terms = [space.scale(c, power) for c in c_k]
             totals = [space.axpy(1, term, total) for term, (total, _) in zip(terms, sums, strict=True)]
-            tables = [push(table, *new, due) for *new, (_, table) in zip(terms, totals, sums, strict=True)]
+            tables = [push(table, a, s, due) for a, s, (_, table) in zip(terms, totals, sums, strict=True)]
             return list(zip(totals, tables, strict=True))
 
         def advance(carry: tuple[Vector, list], numbered: tuple[jax.Array, jax.Array]) -> tuple[tuple, jax.Array]:

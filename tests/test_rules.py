@@ -1,0 +1,265 @@
+"""Rules against dense solutions of their small problems."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from problems import network_batch, network_loss, network_params, saddle_free_direction
+
+import saddlefree as sf
+from saddlefree.model import Answer
+from saddlefree.problem import Problem
+from saddlefree.rules.base import Proposal, predicted_change, reduction_ratio
+from saddlefree.space import Space
+
+SADDLE = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # noqa: E731
+
+
+class Given:
+    """A model whose direction is given."""
+
+    stats = {}  # noqa: RUF012
+
+    def __init__(self, direction):
+        self.direction = direction
+
+    def answer(self, damping):
+        zero = jnp.zeros_like(damping)
+        return Answer(self.direction, zero, zero.astype(jnp.int32), {})
+
+
+def propose(rule, matvec, g, direction, previous, damping, loss=lambda step: jnp.zeros(())):
+    """The rule's proposal at λ, on flat vectors."""
+    layout = Space(g)
+    problem = Problem(layout, g, lambda part: matvec, previous, None, loss, g)
+    return rule.propose(problem, Given(direction), jnp.asarray(damping, layout.dtype), jnp.array(0))
+
+
+def dense_pair(H, g, d, p, damping):
+    """η, μ from the definition, in NumPy: s = B y, (|BᵀHB| + λI) y = −Bᵀg, s = −η d + μ p."""
+    B, _ = np.linalg.qr(np.stack([d, p], axis=1))
+    values, vectors = np.linalg.eigh(B.T @ H @ B)
+    y = -vectors @ ((vectors.T @ (B.T @ g)) / (np.abs(values) + damping))
+    (eta, mu), *_ = np.linalg.lstsq(np.stack([-d, p], axis=1), B @ y, rcond=None)
+    return eta, mu, B @ y
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_plane_on_a_network_with_indefinite_hessian(x64, seed):
+    params = network_params(jax.random.key(seed), dtype=jnp.float64)
+    batch = network_batch(jax.random.key(1), dtype=jnp.float64)
+    x, unravel = ravel_pytree(params)
+    loss = lambda v: network_loss(unravel(v), batch)  # noqa: E731
+    g, H = jax.grad(loss)(x), np.asarray(jax.hessian(loss)(x))
+    assert np.linalg.eigvalsh(H)[0] < 0
+    damping, matvec = 0.05, lambda v: jnp.asarray(H) @ v
+    direction = sf.solve(sf.series(num_terms=4), matvec, g, damping).direction
+    previous = jnp.asarray(np.random.default_rng(seed).normal(size=g.size))
+    trial = lambda step: loss(x if step is None else x + step)  # noqa: E731
+    proposal = propose(sf.adaptive_plane(), matvec, g, direction, previous, damping, trial)
+    eta, mu, step = dense_pair(H, *(np.asarray(a) for a in (g, direction, previous)), damping)
+    np.testing.assert_allclose([proposal.learning_rate, proposal.momentum], [eta, mu], rtol=1e-6)
+    np.testing.assert_allclose(proposal.step, step, atol=1e-8 * np.linalg.norm(step))
+    model = np.asarray(g) @ step + step @ H @ step / 2
+    layout = Space(g)
+    problem = Problem(layout, g, lambda part: matvec, loss_gradient=g)
+    np.testing.assert_allclose(predicted_change(problem, proposal.step), model, rtol=1e-8)
+    np.testing.assert_allclose(proposal.ratio, (loss(x + step) - loss(x)) / model, rtol=1e-5)
+    assert step @ np.asarray(g) < 0
+
+
+def test_plane_is_one_and_zero_where_the_solve_is_exact():
+    """H positive definite, no previous step, exact direction."""
+    h, g, damping = jnp.array([3.0, 1.0, 0.1]), jnp.array([1.0, -2.0, 0.5]), 0.1
+    proposal = propose(sf.adaptive_plane(), lambda v: h * v, g, g / (h + damping), jnp.zeros(3), damping)
+    np.testing.assert_allclose([proposal.learning_rate, proposal.momentum], [1.0, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("previous", [[2.0, -2.0], [1e-20, -1e-20], [0.0, 0.0]])
+def test_plane_with_a_parallel_or_vanishing_previous_step(previous):
+    """The plane collapses to a line, and nothing is divided by zero."""
+    h, g = jnp.array([1.0, -2.0]), jnp.array([1.0, -1.0])
+    rule = sf.adaptive_plane(minimum=0.0)
+    proposal = propose(rule, lambda v: h * v, g, g, jnp.array(previous), 0.0)
+    assert np.isfinite([proposal.learning_rate, proposal.momentum, proposal.ratio]).all()
+    np.testing.assert_allclose(proposal.step, [-2.0, 2.0], rtol=1e-5)  # |gᵀHg|/gᵀg = ½
+
+
+@pytest.mark.parametrize("rule", [sf.adaptive_plane(1e-2), sf.damping_search(1e-2), sf.levenberg_marquardt(1e-2)])
+def test_every_adaptive_rule_leaves_a_saddle(rule):
+    tx, x = sf.adaptive_saddle_free_newton(sf.exact(), rule=rule), jnp.array([1e-3, 1e-4])
+    state, update = tx.init(x), jax.jit(lambda g, s, x: tx.update(g, s, x, value_fn=SADDLE))
+    for _ in range(40):
+        updates, state = update(jax.grad(SADDLE)(x), state, x)
+        x = optax.apply_updates(x, updates)
+    np.testing.assert_allclose(jnp.abs(x), [0.0, 1.0], atol=1e-3)
+
+
+def test_reduction_ratio():
+    ratio = lambda *args: float(reduction_ratio(*map(jnp.float32, args)))  # noqa: E731
+    assert ratio(1.0, 0.5, -0.5) == pytest.approx(1.0, abs=1e-4)
+    assert ratio(1.0, 1.5, -0.5) == pytest.approx(-1.0, abs=1e-4)
+    assert ratio(1.0, 1.0, -1e-12) == pytest.approx(1.0, abs=1e-3)  # nothing to be measured
+    assert ratio(0.0, 0.0, 0.0) == 1.0
+    assert ratio(1.0, 2.0, 0.5) == -1.0  # the model itself predicts an increase
+    assert not np.isfinite(ratio(1.0, np.nan, -0.5))
+
+
+@pytest.mark.parametrize("make", [sf.levenberg_marquardt, sf.adaptive_plane])
+def test_damping_by_the_reduction_ratio_and_its_bounds(make):
+    rule = make(initial=1.0, factor=0.5, minimum=0.3, maximum=3.0, refusal=4.0)
+
+    def learn(lam, ratio, taken=True):
+        proposal = Proposal(None, None, None, None, None, ratio=jnp.float32(ratio))
+        return float(rule.learn(jnp.float32(lam), jnp.array(0), proposal, jnp.array(taken)))
+
+    assert learn(1.0, 0.1) == 2.0
+    assert learn(1.0, 0.5) == 1.0
+    assert learn(1.0, 0.9) == 0.5
+    assert learn(0.5, 0.9) == pytest.approx(0.3)
+    assert learn(2.0, 0.1) == 3.0
+    assert learn(0.5, 0.9, taken=False) == 2.0
+    assert learn(0.0, np.nan, taken=False) > 0
+
+
+def test_damping_stays_bounded_on_a_flat_loss():
+    """Where nothing changes any more the published code's damping grew without bound and ended in NaN."""
+    loss = lambda x: jnp.sum(jax.nn.relu(x - 1.0))  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.series(num_terms=5, acceleration=sf.sablonniere(order=2)))
+    x = jnp.zeros(3)
+    state = tx.init(x)
+    update = jax.jit(lambda s, x: tx.update(jax.grad(loss)(x), s, x, value_fn=loss))
+    for _ in range(300):
+        updates, state = update(state, x)
+        x = optax.apply_updates(x, updates)
+    figures = sf.diagnostics(state)
+    assert 0 < figures["damping"] <= 1e3
+    assert figures["nonfinite_steps"] == 0
+    np.testing.assert_array_equal(x, 0)
+
+
+def test_schedules_follow_the_step_count():
+    loss = lambda x: jnp.sum(x**2)  # noqa: E731
+    tx = sf.saddle_free_newton(
+        optax.piecewise_constant_schedule(1.0, {2: 0.5}),
+        momentum=optax.linear_schedule(0.0, 0.5, 2),
+        damping=optax.linear_schedule(1.0, 0.0, 2),
+        solver=sf.exact(),
+        max_increase=optax.constant_schedule(0.5),
+        max_step=optax.constant_schedule(10.0),
+        weight_decay=optax.constant_schedule(0.0),
+    )
+    x = jnp.ones(2)
+    state, seen = tx.init(x), []
+    for _ in range(3):
+        with jax.numpy_dtype_promotion("standard"):  # Optax's schedules need it
+            updates, state = tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+        x = optax.apply_updates(x, updates)
+        seen.append([float(sf.diagnostics(state)[name]) for name in ("learning_rate", "momentum", "damping")])
+    assert seen == [[1.0, 0.0, 1.0], [1.0, 0.25, 0.5], [0.5, 0.5, 0.0]]
+
+
+def test_a_long_step_is_shortened_and_says_so():
+    """A root mean square of at most `max_step`; within it nothing changes."""
+    x, loss = jnp.array([3.0, 4.0]), lambda x: jnp.sum(x**2) / 2
+    for most, scale in ((0.5, 0.5 * np.sqrt(2) / 5.0), (10.0, 1.0)):
+        tx = sf.saddle_free_newton(damping=0.0, solver=sf.exact(), max_step=most)
+        updates, state = tx.update(x, tx.init(x), x, value_fn=loss)
+        np.testing.assert_allclose(updates, -scale * np.asarray(x), rtol=1e-5)
+        np.testing.assert_allclose(sf.diagnostics(state)["step_scale"], scale, rtol=1e-5)
+
+
+SOLVERS = {
+    "lanczos": sf.lanczos(3),
+    "exact": sf.exact(),
+    "series": sf.series(num_terms=400, scale=sf.fixed_scale(4.0)),
+    "low-rank": sf.low_rank(rank=3),
+    "blockwise": sf.blockwise(sf.exact(), group=lambda path: 0),
+}
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_search_keeps_the_best_of_its_trials(x64, solver):
+    """Every model that answers several λ, against a loop over λ with a dense direction and a loss of its own each."""
+    loss = lambda x: jnp.sum(jnp.cos(x) + 0.1 * x**2)  # noqa: E731
+    x = jnp.array([0.3, 1.0, -2.0])
+    tx = sf.adaptive_saddle_free_newton(solver, rule=sf.damping_search(0.5, spread=3.0, reach=2))
+    updates, state = tx.update(jax.grad(loss)(x), tx.init(x), x, value_fn=loss)
+    H, g = np.asarray(jax.hessian(loss)(x)), np.asarray(jax.grad(loss)(x))
+    steps = {damping: -saddle_free_direction(H, g, damping) for damping in 0.5 * 3.0 ** np.arange(-2, 3)}
+    best = min(steps, key=lambda damping: float(loss(x + steps[damping])))
+    figures = sf.diagnostics(state)
+    np.testing.assert_allclose(figures["damping"], best)
+    np.testing.assert_allclose(state.rule, best)
+    np.testing.assert_allclose(updates, steps[best], rtol=1e-6)
+    if not isinstance(solver, sf.series):  # whose model is that of |H|
+        model = g @ steps[best] + steps[best] @ H @ steps[best] / 2
+        np.testing.assert_allclose(figures["reduction_ratio"], (loss(x + updates) - loss(x)) / model, rtol=1e-5)
+
+
+def test_search_goes_beyond_its_trials_after_a_refusal():
+    loss = lambda x: jnp.where(jnp.abs(x[0]) < 1.01, -(x[0] ** 2), jnp.inf)  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.lanczos(1), rule=sf.damping_search(1e-3, spread=2.0, reach=1))
+    x = jnp.array([1.0])
+    state = tx.init(x)
+    update = jax.jit(lambda state: tx.update(jax.grad(loss)(x), state, x, value_fn=loss))
+    for _ in range(12):
+        updates, state = update(state)
+        assert jnp.abs(x + updates)[0] < 1.01
+        if updates[0] != 0:
+            break
+    figures = sf.diagnostics(state)
+    assert figures["rejected_steps"] == figures["steps"] - 1 > 0
+    assert figures["nonfinite_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: sf.adaptive_saddle_free_newton(sf.lanczos(3, two_pass=True), rule=sf.damping_search()),
+            "damping_search asks for several λ, and lanczos.* answers one: use levenberg_marquardt",
+        ),
+        (lambda: sf.saddle_free_newton(damping=sf.damping_search()), r"use adaptive_saddle_free_newton\(solver, rule="),
+        (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.low_rank()), "momentum must be None beside low_rank"),
+        (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.blockwise(sf.low_rank())), "momentum must be None"),
+        (
+            lambda: sf.adaptive_saddle_free_newton(sf.lanczos(3, memory=1), rule=sf.adaptive_plane()),
+            "momentum must be None beside lanczos",
+        ),
+        (lambda: sf.adaptive_saddle_free_newton(rule="search"), "rule must be a rule such as damping_search"),
+        (lambda: sf.damping_search(0.0), r"initial_damping must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.damping_search(spread=1.0), r"spread must be a number in \(1, inf\), got 1.0"),
+        (lambda: sf.damping_search(reach=0), "reach must be a whole number ≥ 1, got 0"),
+        (lambda: sf.damping_search(max_increase=-1), r"max_increase must be a number in \[0, inf\), got -1"),
+        (lambda: sf.fixed_rate(max_step=0.0), r"max_step must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.fixed_rate(max_ratio=0.0), r"max_ratio must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.levenberg_marquardt(factor=1.0), r"factor must be a number in \(0, 1\), got 1.0"),
+        (lambda: sf.levenberg_marquardt(minimum=1.0, maximum=0.5), r"maximum must be .* \[1.0, inf\), got 0.5"),
+        (lambda: sf.adaptive_plane(refusal=0.5), r"refusal must be a number in \[1, inf\), got 0.5"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sf.adaptive_saddle_free_newton(damping=0.1), "has no argument 'damping': use initial_damping="),
+        (lambda: sf.adaptive_saddle_free_newton(step=1), "has no argument 'step': use rule=adaptive_plane"),
+        (lambda: sf.adaptive_saddle_free_newton(max_increase=1), "'max_increase': use rule=damping_search"),
+        (lambda: sf.adaptive_saddle_free_newton(momentum=0.9), "'momentum': use saddle_free_newton"),
+        (lambda: sf.adaptive_saddle_free_newton(dampng=0.1), "unexpected keyword argument 'dampng'"),
+        (lambda: sf.low_rank(metric="adam"), "low_rank has no argument 'metric': use base=optax.adam"),
+    ],
+)
+def test_arguments_that_are_gone_name_their_successor(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+    for name in ("fixed_step", "fixed_damping", "adaptive_step"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': use saddlefree"):
+            getattr(sf, name)
