@@ -116,7 +116,7 @@ def train(problem: Problem, tx: Any, dtype: Any, key: jax.Array) -> tuple[jax.Ar
 
 def main() -> None:
     """Prints both, for each problem and dtype."""
-    rate, damping = (float(a) for a in (sys.argv[1:] or ("1.0", "0.01"))[:2])
+    rate, damping = (float(a) for a in (sys.argv[1:] or ("0.3", "0.01"))[:2])
     rows = []
     for name, problem in problems():
         for dtype in (jnp.float32, jnp.bfloat16):

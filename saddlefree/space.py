@@ -47,6 +47,8 @@ class Space:
         self.size = sum(leaf.size for leaf in self.leaves)
         self.dtype = scalar_dtype(like)
         """The dtype of inner products: float32, or float64 as soon as one leaf has it."""
+        self.rounding = max((float(jnp.finfo(leaf.dtype).eps) for leaf in self.leaves), default=0.0)
+        """The relative rounding error of the parameters, of their narrowest dtype."""
 
     def pack(self, x: Tree) -> Vector:
         """The vector of a tree with the parameters' structure, in working precision."""

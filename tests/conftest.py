@@ -11,9 +11,9 @@ given = os.environ.get("XLA_FLAGS", "").split()
 names = {flag.split("=")[0] for flag in given}
 os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in flags if flag.split("=")[0] not in names)])
 
-import hypothesis
-import jax
-import pytest
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -1,8 +1,12 @@
 """Small problems that tests share."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import saddlefree as sf
 
 
 def network_params(key, sizes=(3, 4, 1), dtype=jnp.float32):
@@ -40,3 +44,9 @@ def saddle_free_direction(H, g, damping):
     """(|H| + λI)⁻¹ g by eigendecomposition, in NumPy: the oracle."""
     values, vectors = np.linalg.eigh(H)
     return vectors @ ((vectors.T @ g) / (np.abs(values) + damping))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def solve(solver, H, g, damping, state=None):
+    """`sf.solve` for a matrix, compiled once for each solver and size."""
+    return sf.solve(solver, lambda v: H @ v, g, damping, state)

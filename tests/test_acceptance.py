@@ -1,7 +1,7 @@
-"""What Optax asks of every optimiser, for pairs of solver and rule in which each of both occurs with all that matters.
+"""What Optax asks of every optimiser: jit, scan, vmap, chaining, donation, dtypes, meshes, no recompilation, and
+hyperparameters that are injected after an eager `init`.
 
-jit, scan, vmap, no recompilation, chaining, donation, dtypes, hyperparameters injected after an eager `init`, and meshes.
-`make fuzz` runs all pairs.
+Each solver and each rule occurs in one pair at least; `make fuzz` runs all pairs.
 """
 
 import functools

@@ -99,7 +99,7 @@ def test_damping_search_on_all_blocks():
         (lambda: sf.scale_by_saddle_free("lanczos"), "solver must be a solver such as lanczos"),
         (lambda: sf.solve("lanczos", lambda v: v, jnp.ones(2)), "solver must be a solver such as lanczos"),
         (lambda: sf.blockwise(sf.lanczos(), group="layer"), "group must be a function .* got 'layer'"),
-        (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.blockwise(sf.low_rank())), "momentum beside a solver"),
+        (lambda: sf.saddle_free_newton(momentum=0.9, solver=sf.blockwise(sf.low_rank())), "momentum must be None"),
     ],
 )
 def test_bad_input(make, message):

@@ -47,7 +47,8 @@ def test_leaves_a_saddle_that_the_gradient_does_not_see(start, adaptive):
 
 
 def test_no_escape_where_the_gradient_sees_negative_curvature_or_there_is_none():
-    _, lengths = train(sf.saddle_free_newton(solver=sf.exact(), escape=sf.escape(every=1)), jnp.zeros(50).at[-1].set(0.5))
+    tx = sf.saddle_free_newton(solver=sf.exact(), escape=sf.escape(every=1))
+    _, lengths = train(tx, jnp.zeros(50).at[-1].set(0.5))
     assert jnp.all(lengths[5:] == 0)
     g = jnp.array([0.0, 1.0])
     for h, expected in ((jnp.array([1.0, 2.0]), 0.0), (jnp.array([-1.0, 2.0]), 0.1), (jnp.array([-1.0, -2.0]), 0.0)):

@@ -1,13 +1,15 @@
 """The exact solver against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import saddle_free_direction, symmetric
+from problems import saddle_free_direction, solve, symmetric
 
 import saddlefree as sf
+from saddlefree.space import Space
 
 
 @settings(deadline=None, max_examples=25)
@@ -50,6 +52,39 @@ def test_moving_average_has_its_bias_corrected():
         state = solution.state
     mean = (0.75 * 0.25 * 1 + 0.25 * -3) / (0.75 * 0.25 + 0.25)
     np.testing.assert_allclose(solution.direction, 1 / abs(mean), rtol=1e-5)
+
+
+def test_without_an_average_no_matrix_is_kept():
+    """Nor with another H at the second call does the first one matter; a decay of 0 is no average either."""
+    for solver, kept in ((sf.exact(), 0), (sf.exact(average=0.0), 4)):
+        state = solver.init(Space(jnp.ones(2)))
+        assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == kept
+        for h in (1.0, -3.0):
+            solution = solve(solver, h * jnp.eye(2), jnp.ones(2), 0.0, state)
+            state = solution.state
+        np.testing.assert_allclose(solution.direction, [1 / 3, 1 / 3], rtol=1e-6)
+
+
+def test_the_average_may_be_traced():
+    """Under `jit` and `vmap`, as a sweep over β needs it."""
+
+    def second(beta):
+        solver = sf.exact(average=beta)
+        state = sf.solve(solver, lambda v: v, jnp.ones(1), 0.0).state
+        return sf.solve(solver, lambda v: 4 * v, jnp.ones(1), 0.0, state).direction[0]
+
+    betas = np.array([0.0, 0.5, 0.9])
+    mean = (betas * (1 - betas) + 4 * (1 - betas)) / (1 - betas**2)
+    np.testing.assert_allclose(jax.jit(jax.vmap(second))(jnp.asarray(betas, jnp.float32)), 1 / mean, rtol=1e-5)
+
+
+def test_a_non_finite_hessian_does_not_enter_the_average():
+    solver = sf.exact(average=0.5)
+    good = solve(solver, jnp.eye(2), jnp.ones(2), 0.0, solver.init(Space(jnp.ones(2))))
+    bad = solve(solver, jnp.nan * jnp.eye(2), jnp.ones(2), 0.0, good.state)
+    assert bad.result == sf.Result.NONFINITE
+    jax.tree.map(np.testing.assert_array_equal, bad.state, good.state)
+    assert good.state.weight == 0.5
 
 
 def test_refuses_large_problems_and_says_how_to_go_on():

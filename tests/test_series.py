@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import saddle_free_direction, symmetric
+from problems import saddle_free_direction, solve, symmetric
 
 import saddlefree as sf
+from saddlefree.problem import Problem
+from saddlefree.space import Space
 
 ACCELERATORS = [sf.shanks, sf.sablonniere, sf.levin_t, sf.pade, sf.vector_rho, sf.topological_rho, sf.levin_d2]
 SCALES = [sf.lower_bound(initial=2.0), sf.power_iteration(), sf.lanczos_bound(), sf.trace_bound(), sf.fixed_scale(1.5)]
@@ -27,11 +29,12 @@ def relative_error(solution, expected):
 @pytest.mark.parametrize("damping", [0.0, 0.3])
 def test_every_scale_converges_to_the_exact_direction(x64, matrix, scale, damping):
     H, g = matrix
-    solution = sf.solve(sf.series(num_terms=4000, scale=scale), lambda v: jnp.asarray(H) @ v, jnp.asarray(g), damping)
+    solution = solve(sf.series(num_terms=4000, scale=scale), H, g, damping)
     # The trace is loose by the effective rank of H², and the series slow accordingly.
     tolerance = 0.2 if isinstance(scale, sf.trace_bound) else 1e-6
     assert relative_error(solution, saddle_free_direction(H, g, damping)) < tolerance
     assert solution.stats["scale"] > 0.5
+    assert solution.result == sf.Result.FINE
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS, ids=lambda a: a.__name__)
@@ -39,11 +42,11 @@ def test_accelerators_in_the_loop_equal_accelerating_the_partial_sums(x64, matri
     """The solver pushes terms as they come; the same sums handed over at once give the same limit."""
     H, g = jnp.asarray(matrix[0]), jnp.asarray(matrix[1])
     order, K, scale = 2, 9, sf.fixed_scale(1.1)
-    sums = [sf.solve(sf.series(num_terms=k, scale=scale), lambda v: H @ v, g, 0.2).direction for k in range(1, K + 1)]
+    sums = [solve(sf.series(num_terms=k, scale=scale), H, g, 0.2).direction for k in range(1, K + 1)]
     expected = sf.accelerate(accelerator(order=order), sums)
     solver = sf.series(num_terms=K, acceleration=accelerator(order=order), scale=scale)
     # The functionals ⟨g, ·⟩ and the sums differ by the factor √V, which every accelerator passes through.
-    np.testing.assert_allclose(sf.solve(solver, lambda v: H @ v, g, 0.2).direction, expected, rtol=1e-6)
+    np.testing.assert_allclose(solve(solver, H, g, 0.2).direction, expected, rtol=1e-6)
 
 
 def test_paper_configuration_improves_on_the_plain_sum(x64, matrix):
@@ -51,11 +54,42 @@ def test_paper_configuration_improves_on_the_plain_sum(x64, matrix):
     exact = saddle_free_direction(H, g, 0.0)
     plain = sf.series(num_terms=18, scale=sf.fixed_scale(1.01))
     accelerated = sf.series(num_terms=18, acceleration=sf.sablonniere(order=8), scale=sf.fixed_scale(1.01))
-    errors = [
-        relative_error(sf.solve(s, lambda v: jnp.asarray(H) @ v, jnp.asarray(g), 0.0), exact)
-        for s in (accelerated, plain)
-    ]
+    errors = [relative_error(solve(s, H, g, 0.0), exact) for s in (accelerated, plain)]
     assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("acceleration", [None, sf.sablonniere(order=2)])
+def test_one_model_answers_the_dampings_that_were_stated(x64, matrix, acceleration):
+    """From one run of powers: the answers of a model for each λ alone; in between, that of the nearest λ."""
+    H, g = jnp.asarray(matrix[0]), jnp.asarray(matrix[1])
+    solver = sf.series(num_terms=12, acceleration=acceleration, scale=sf.fixed_scale(1.1))
+    layout, dampings, calls = Space(g), jnp.array([0.01, 0.3, 2.0]), []
+    matvec = lambda v: calls.append(1) or H @ v  # noqa: E731
+
+    def traced(damping):
+        model, _ = solver.model(Problem(layout, g, lambda part: matvec), dampings, solver.init(layout))
+        return model.answer(damping), model.stats
+
+    together, stats = jax.jit(jax.vmap(traced))(jnp.array([0.01, 0.3, 2.0, 0.1, 1.8]))
+    assert len(calls) == 1  # in a loop of two, in a loop over terms
+    assert stats["products"].tolist() == [22] * 5
+    for i, damping in enumerate([0.01, 0.3, 2.0, 0.01, 2.0]):
+        alone = solve(solver, H, g, damping)
+        assert alone.stats["products"] == 22
+        np.testing.assert_allclose(together.direction[i], alone.direction, rtol=1e-9)
+        np.testing.assert_allclose(together.stats["error"][i], alone.stats["error"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+def test_the_estimated_error_is_near_the_error(x64, matrix, damping):
+    """Within a factor of ten either way; from 1 on the result says so."""
+    H, g = matrix
+    expected = saddle_free_direction(H, g, damping)
+    for num_terms in (2, 10, 100, 400):
+        solution = solve(sf.series(num_terms=num_terms, scale=sf.fixed_scale(1.1)), H, g, damping)
+        error = relative_error(solution, expected)
+        assert error / 10 < solution.stats["error"] < 30 * error
+        assert (solution.result == sf.Result.FINE) == (solution.stats["error"] < 1)
 
 
 def test_products_are_counted():
@@ -102,21 +136,18 @@ def test_no_curvature_is_gradient_descent(scale):
 def test_random_scales_draw_anew_and_repeat_by_seed():
     H = jnp.diag(jnp.linspace(-1.0, 1.0, 30))
     for make in (sf.lanczos_bound, sf.power_iteration, sf.trace_bound):
-        solve = lambda seed, state=None: sf.solve(  # noqa: E731
-            sf.series(num_terms=1, scale=make(seed=seed)), lambda v: H @ v, jnp.ones(30), state=state
-        )
-        first = solve(0)
-        assert solve(0).stats["scale"] == first.stats["scale"]
-        assert solve(1).stats["scale"] != first.stats["scale"]
-        assert solve(0, first.state).stats["scale"] != first.stats["scale"]
+        starts = [sf.series(num_terms=1, scale=make(seed=seed)).init(Space(jnp.ones(30))) for seed in (0, 0, 1)]
+        found = [solve(sf.series(num_terms=1, scale=make()), H, jnp.ones(30), 0.1, state) for state in starts]
+        again = solve(sf.series(num_terms=1, scale=make()), H, jnp.ones(30), 0.1, found[0].state)
+        first, same, other, later = (float(solution.stats["scale"]) for solution in (*found, again))
+        assert first == same
+        assert len({first, other, later}) == 3
 
 
 def test_unrolling_changes_nothing():
     H = jnp.diag(jnp.linspace(-1.0, 1.0, 10))
     results = [
-        sf.solve(
-            sf.series(num_terms=7, acceleration=sf.sablonniere(order=1), unroll=unroll), lambda v: H @ v, jnp.ones(10)
-        )
+        solve(sf.series(num_terms=7, acceleration=sf.sablonniere(order=1), unroll=unroll), H, jnp.ones(10), 0.01)
         for unroll in (1, 3, True)
     ]
     for result in results[1:]:
@@ -127,7 +158,7 @@ def test_parts_are_equal_and_hashable_by_value():
     solver = lambda: sf.series(num_terms=18, acceleration=sf.sablonniere(order=8), scale=sf.lower_bound(initial=100.0))  # noqa: E731
     assert solver() == solver()
     assert len({solver(), solver(), sf.series(num_terms=18)}) == 2
-    for part in (*SCALES, *(a(order=2) for a in ACCELERATORS), sf.exact(), sf.fixed_damping(1.0), sf.adaptive_step()):
+    for part in (*SCALES, *(a(order=2) for a in ACCELERATORS), sf.exact(), sf.fixed_rate(1.0), sf.adaptive_plane()):
         assert hash(part) == hash(type(part)(**{k: getattr(part, k) for k in part.__dataclass_fields__}))
 
 

@@ -78,7 +78,9 @@ class fixed_rate(Rule):
         step, shortened = space.scale(-eta, answer.direction), jnp.ones((), dtype)
         if answer.rest is not None:
             step = space.axpy(1, answer.rest.update, step)
-            most = evaluate_schedule(self.max_ratio, count, dtype) * answer.rest.largest
+            # Also after the cast to the parameters' dtype.
+            within = (1 - problem.space.rounding) * answer.rest.largest
+            most = evaluate_schedule(self.max_ratio, count, dtype) * within
             shortened = _within(most, space.peak(step))
             # Entry by entry: a single large one would otherwise hold up all others.
             step = jax.tree.map(lambda s: jnp.clip(s, -most.astype(s.dtype), most.astype(s.dtype)), step)

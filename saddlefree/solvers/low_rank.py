@@ -23,6 +23,7 @@ import optax
 from saddlefree import checks, model, space, spectrum
 from saddlefree.model import Answer, Rest, Result
 from saddlefree.problem import Problem
+from saddlefree.solvers import bases
 from saddlefree.solvers.base import Solver
 from saddlefree.space import Space, Vector
 
@@ -42,20 +43,13 @@ class Average(NamedTuple):
     weight: jax.Array
 
 
-class Based(NamedTuple):
-    """The states of the base."""
-
-    rest: Any  # where it sees what the basis does not span
-    own: Any  # where it sees the whole gradient, to say how long its steps would be
-
-
 class LowRankState(NamedTuple):
     """The decomposition, the averages and the base's state."""
 
     age: jax.Array  # steps since the last refresh
     curvature: Decomposition
     average: Average | tuple[()]
-    base: Based | tuple[()]
+    base: Any  # the states of the base
     mean_gradient_norm: jax.Array
 
 
@@ -131,18 +125,13 @@ class low_rank(Solver):
     def init(self, layout: Space) -> LowRankState:
         """No curvature and no averages; the first step refreshes."""
         k, dtype = self._rank(layout), layout.dtype
-        if self.base is not None:
-            _check_sign(self.base)
         return LowRankState(
             jnp.asarray(self.refresh_every, jnp.int32),
             Decomposition(space.stack(layout.zeros(), k), jnp.zeros(k, dtype), jnp.zeros((k, k), dtype)),
             () if self.averaging is None else Average(layout.zeros(), jnp.zeros((), dtype)),
-            () if self.base is None else Based(self._init_base(layout), self._init_base(layout)),
+            () if self.base is None else bases.init(self.base, layout),
             jnp.zeros((), dtype),
         )
-
-    def _init_base(self, layout: Space) -> Any:
-        return self.base.init(layout.unpack(layout.pack(layout.like), cast=False))  # type: ignore[union-attr]
 
     def model(self, problem: Problem, dampings: jax.Array, state: LowRankState) -> tuple["LowRankModel", LowRankState]:
         """Refreshes where it is time, and takes what is known."""
@@ -153,8 +142,8 @@ class low_rank(Solver):
         due, state = self._due(finite, length, problem.refresh, state)
         curvature = self._refreshed(due, problem, m, state.curvature)
         rest, base = None, state.base
-        if isinstance(base, Based):
-            rest, base = self._based(finite, problem, curvature, base)
+        if self.base is not None:
+            rest, base = bases.run(self.base, problem.space, curvature.basis, g, finite, base)
         stats = {
             "products": jnp.where(due, self._rank(problem.space), 0).astype(jnp.int32),
             "smallest_ritz": jnp.min(curvature.values) if self.rank else jnp.zeros_like(length),
@@ -211,23 +200,6 @@ class low_rank(Solver):
         values, vectors = jnp.linalg.eigh(T.dense())
         return space.where(jnp.all(jnp.isfinite(values)), Decomposition(basis, values, vectors), old)
 
-    def _based(self, finite: jax.Array, problem: Problem, curvature: Decomposition, old: Based) -> tuple[Rest, Based]:
-        """The base's update for what the basis does not span, and its states, old ones after non-finite numbers."""
-        layout, basis = problem.space, curvature.basis
-        params = layout.unpack(layout.pack(layout.like), cast=False)
-        base = optax.with_extra_args_support(self.base)
-
-        def run(g: Vector, state: Any) -> tuple[Vector, Any]:
-            # Optax's own optimisers need it, also where the user has forbidden promotion.
-            with jax.numpy_dtype_promotion("standard"):
-                updates, new = base.update(layout.unpack(g, cast=False), state, params)
-            update = layout.pack(updates)
-            return update, space.where(finite & space.all_finite(update), new, state)
-
-        rest, new = run(_outside(basis, problem.gradient, layout), old.rest)
-        own, shadow = run(problem.gradient, old.own)
-        return Rest(spectrum.swept(basis, rest), space.peak(own)), Based(new, shadow)
-
 
 @dataclasses.dataclass(frozen=True)
 class LowRankModel:
@@ -258,35 +230,3 @@ class LowRankModel:
             code = jnp.where(missed & (damping == 0), jnp.maximum(code, Result.SINGULAR), code)
         predicted = jnp.sum(values * (weights * slope) ** 2) / 2 - space.dot(self.gradient, direction)
         return Answer(direction, predicted, code.astype(jnp.int32), {}, self.rest)
-
-
-def _outside(basis: Vector, g: Vector, layout: Space) -> Vector:
-    """g − QQᵀg, and 0 where no more than rounding is left, which a base that normalises would blow up.
-
-    Right after a refresh that is everywhere: Lanczos starts from the gradient.
-    """
-    inside = space.combine(basis, space.project(basis, g)) if space.length(basis) else space.zeros_like(g)
-    narrow = max(float(jnp.finfo(leaf.dtype).eps) for leaf in layout.leaves)
-    rounding = narrow + 64 * float(jnp.finfo(layout.dtype).eps)
-
-    def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
-        rest = a - b
-        return jnp.where(jnp.abs(rest) > rounding * (jnp.abs(a) + jnp.abs(b)), rest, 0)
-
-    return jax.tree.map(subtract, g, inside)
-
-
-@functools.cache
-def _check_sign(base: optax.GradientTransformation) -> None:
-    """Refuses a base whose update points uphill, where it can be told from one number."""
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
-        one = jnp.ones(())
-        try:
-            update = float(base.update(one, base.init(one), one)[0])
-        except Exception:  # some bases take matrices, labels or further arguments only
-            return
-    if update > 0:
-        raise ValueError(
-            "base must return an update that is added to the parameters, as optax.adam(1e-3) does, got one that points "
-            "uphill, as optax.scale_by_adam() does; chain it with optax.scale_by_learning_rate(rate)"
-        )
