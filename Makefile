@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test bench reproduce lint docs clean
+.PHONY: demo test fuzz bench reproduce lint docs clean
 
 demo: .venv/dev.stamp
 	rm -rf runs/demo
@@ -13,6 +13,10 @@ demo: .venv/dev.stamp
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# All pairs of solver and rule, examples at random and EXAMPLES times as many, compiled as users compile.
+fuzz: .venv/dev.stamp
+	HYPOTHESIS_PROFILE=fuzz SADDLEFREE_OPTIMISED=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-show-statistics tests --ignore tests/lab
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -20,6 +24,8 @@ lint: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compilation
+	$(BIN)/python -m benchmarks.compile_time
+	$(BIN)/python -m benchmarks.over_adam
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.step_cost
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)

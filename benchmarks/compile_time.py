@@ -21,6 +21,7 @@ OPTIMISERS = {
     "lanczos(10)": sf.saddle_free_newton(solver=sf.lanczos(10)),
     "low_rank()": sf.saddle_free_newton(solver=sf.low_rank()),
     "low_rank(base=adam)": sf.saddle_free_newton(solver=sf.low_rank(base=optax.adam(1e-3))),
+    "low_rank(base=flatten(adam))": sf.saddle_free_newton(solver=sf.low_rank(base=optax.flatten(optax.adam(1e-3)))),
     "series(13, sablonniere(5))": sf.saddle_free_newton(
         solver=sf.series(num_terms=13, acceleration=sf.sablonniere(order=5), scale=sf.lower_bound())
     ),

@@ -57,7 +57,7 @@ def draw(name: str, rng: np.random.Generator) -> dict[str, float]:
     if name == "low-rank":
         return {
             "rate": log_uniform(rng, 1e-3, 1e-2),
-            "damping": log_uniform(rng, 0.2, 2.0),
+            "damping": log_uniform(rng, 1e-3, 1.0),
             "beta2": float(rng.choice([0.95, 0.99, 0.999])),
         }
     return {"rate": log_uniform(rng, 1e-3, 1.0), "damping": log_uniform(rng, 1e-3, 1.0)}
@@ -74,8 +74,8 @@ def optax_epoch(name: str, train: tuple[jax.Array, jax.Array], steps: int) -> tu
         rate = lambda count: config["rate"] * (1 - count / steps)  # noqa: E731
         if name == "adam":
             return optax.with_extra_args_support(optax.adam(rate, b2=beta2))
-        solver = sf.low_rank(rank=20, refresh_every=100, metric="adam", second_moment=beta2)
-        return sf.saddle_free_newton(lambda c: config["damping"] * rate(c), damping=config["damping"], solver=solver)
+        solver = sf.low_rank(rank=20, refresh_every=100, base=optax.flatten(optax.adam(rate, b2=beta2)))
+        return sf.saddle_free_newton(0.3, damping=config["damping"], solver=solver)
 
     def run(carry: tuple, indices: jax.Array, numbers: dict[str, Any], beta2: float) -> tuple:
         tx = optimiser(numbers, beta2)

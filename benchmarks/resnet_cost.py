@@ -67,8 +67,8 @@ def main() -> None:
     """Prints time per step over Adam's."""
     params = init(jax.random.key(0))
     batch = jax.random.normal(jax.random.key(1), (BATCH, 32, 32, 3)), jnp.arange(BATCH) % 10
-    solver = sf.low_rank(rank=RANK, metric="adam")
-    optimisers = {"adam": optax.adam(1e-3), "low_rank(10)": sf.saddle_free_newton(1e-3, damping=1.0, solver=solver)}
+    solver = sf.low_rank(rank=RANK, base=optax.adam(1e-3))
+    optimisers = {"adam": optax.adam(1e-3), "low_rank(10)": sf.saddle_free_newton(0.3, solver=solver)}
     times = {}
     for name, optimiser in optimisers.items():
         tx = optax.with_extra_args_support(optimiser)

@@ -35,12 +35,10 @@ def adaptive(solver: Any) -> Make:
 
 
 def low_rank(rng: np.random.Generator) -> Make:
-    """Rank, period, average, which takes the place of momentum, and metric at random."""
+    """Rank, period, average, which takes the place of momentum, and base at random."""
+    base = optax.adam(log_uniform(rng, 1e-4, 1e-1)) if rng.uniform() < 0.5 else None
     solver = sf.low_rank(
-        int(rng.integers(1, 21)),
-        int(rng.integers(1, 101)),
-        averaging=float(rng.uniform(0, 0.99)),
-        metric=str(rng.choice(["identity", "adam"])),  # type: ignore[arg-type]
+        int(rng.integers(1, 21)), int(rng.integers(1, 101)), averaging=float(rng.uniform(0, 0.99)), base=base
     )
     return lambda rate, momentum, damping: sf.saddle_free_newton(rate, damping=damping, solver=solver)
 

@@ -24,16 +24,13 @@ def main() -> None:
     x, y = jax.random.normal(keys[1], (STEPS, 200, 784)), jax.random.randint(keys[2], (STEPS, 200), 0, 10)
     large = x[:2].reshape(400, 784), y[:2].reshape(400)
     rank20 = sf.low_rank(rank=20, refresh_every=100)
-    rank20_adam = sf.low_rank(rank=20, refresh_every=100, metric="adam")
+    rank20_adam = sf.low_rank(rank=20, refresh_every=100, base=optax.flatten(optax.adam(1e-3)))
     optimisers = {
         "adam": (optax.adam(1e-3), False),
         "sgd with momentum": (optax.sgd(1e-2, momentum=0.9), False),
         "low_rank(20, 100)": (sf.saddle_free_newton(1e-2, damping=1.0, solver=rank20), False),
-        "low_rank(20, 100, 'adam')": (sf.saddle_free_newton(1e-3, damping=1.0, solver=rank20_adam), False),
-        "low_rank(20, 100, 'adam'), 400 examples a refresh": (
-            sf.saddle_free_newton(1e-3, damping=1.0, solver=rank20_adam),
-            True,
-        ),
+        "low_rank(20, 100) over Adam": (sf.saddle_free_newton(0.3, solver=rank20_adam), False),
+        "low_rank(20, 100) over Adam, 400 examples a refresh": (sf.saddle_free_newton(0.3, solver=rank20_adam), True),
         "blockwise(lanczos(5))": (
             sf.saddle_free_newton(1e-2, damping=1.0, solver=sf.blockwise(sf.lanczos(5))),
             False,

@@ -5,19 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import network_batch, network_loss, network_params, saddle_free_direction
+from problems import network_batch, network_loss, network_params, saddle_free_direction, solve
 
 import saddlefree as sf
 
 BATCH = network_batch(jax.random.key(1))
 
 
-def value_fn(params):
-    return network_loss(params, BATCH)
-
-
-def dense_blocks(value_fn, params, names):
-    """(|H_bb| + 0.1 I)⁻¹ g_b of each group, with the group of each leaf in `names`."""
+def dense_blocks(value_fn, params, names, damping=0.1):
+    """(|H_bb| + λI)⁻¹ g_b of each group, with the group of each leaf in `names`."""
     leaves, treedef = jax.tree.flatten(params)
     grads = jax.tree.leaves(jax.grad(value_fn)(params))
     directions = [None] * len(leaves)
@@ -33,7 +29,7 @@ def dense_blocks(value_fn, params, names):
 
         x = jnp.concatenate([leaves[i].reshape(-1) for i in chosen])
         g = np.concatenate([np.asarray(grads[i]).reshape(-1) for i in chosen])
-        d = saddle_free_direction(np.asarray(jax.hessian(block_value)(x)), g, 0.1)
+        d = saddle_free_direction(np.asarray(jax.hessian(block_value)(x)), g, damping)
         for i, start, end in zip(chosen, sizes[:-1], sizes[1:], strict=True):
             directions[i] = d[start:end].reshape(leaves[i].shape)
     return jax.tree.unflatten(treedef, directions)
@@ -58,7 +54,7 @@ def test_each_block_is_solved_by_itself(x64, solver, given, group, names):
     blocks = sf.blockwise(solver) if group is None else sf.blockwise(solver, group)
     expected = dense_blocks(fn, params, names)
     if given == "matvec":
-        actual = sf.solve(blocks, sf.hessian(fn, params), grads, 0.1).direction
+        actual = jax.jit(lambda p, g: sf.solve(blocks, sf.hessian(fn, p), g, 0.1).direction)(params, grads)
     else:
         tx = sf.scale_by_saddle_free(blocks, damping=0.1)
         actual, _ = jax.jit(lambda p: tx.update(jax.grad(fn)(p), tx.init(p), p, value_fn=fn))(params)
@@ -76,18 +72,65 @@ def test_a_moving_average_for_each_block(x64):
     assert solution.stats["products"] == 3
 
 
-def test_damping_search_on_all_blocks():
-    """The subspaces of all blocks together: one λ for all, from trial losses."""
-    params = network_params(jax.random.key(0))
-    tx = sf.adaptive_saddle_free_newton(sf.blockwise(sf.lanczos(4, "sqrt", memory=1)))
-    state, update = tx.init(params), jax.jit(lambda g, s, p: tx.update(g, s, p, value_fn=value_fn))
-    values = [value_fn(params)]
-    for _ in range(8):
-        updates, state = update(jax.grad(value_fn)(params), state, params)
-        params = optax.apply_updates(params, updates)
-        values.append(value_fn(params))
-    assert values[-1] < 0.3 * values[0]
-    assert sf.diagnostics(state)["products"] == 10
+@pytest.mark.parametrize("solver", [sf.lanczos(30), sf.exact()], ids=["lanczos", "exact"])
+def test_damping_search_on_all_blocks(x64, solver):
+    """One λ for all blocks, the best of the trials, against dense blocks for each λ."""
+    params = network_params(jax.random.key(0), dtype=jnp.float64)
+    batch = jax.tree.map(lambda x: x.astype(jnp.float64), BATCH)
+    fn = lambda params: network_loss(params, batch)  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.blockwise(solver), rule=sf.damping_search(0.1, spread=4.0, reach=1))
+    updates, state = jax.jit(lambda p: tx.update(jax.grad(fn)(p), tx.init(p), p, value_fn=fn))(params)
+    directions = {damping: dense_blocks(fn, params, [0, 0, 1, 1], damping) for damping in (0.025, 0.1, 0.4)}
+    moved = {damping: jax.tree.map(lambda p, d: p - d, params, d) for damping, d in directions.items()}
+    best = min(moved, key=lambda damping: float(fn(moved[damping])))
+    np.testing.assert_allclose(sf.diagnostics(state)["damping"], best)
+    jax.tree.map(lambda u, d: np.testing.assert_allclose(u, -d, rtol=1e-6, atol=1e-9), updates, directions[best])
+
+
+def test_statistics_and_results_are_those_of_the_worst_block():
+    """Products are added up, and the extremes are over blocks; one singular block marks the whole answer."""
+    g = {"a": {"w": jnp.ones(3)}, "b": {"w": jnp.ones(3)}}
+    matvec = lambda v: {"a": {"w": A * v["a"]["w"]}, "b": {"w": B * v["b"]["w"]}}  # noqa: E731
+    A, B = jnp.array([3.0, 2.0, 1.0]), jnp.array([-5.0, 4.0, 0.0])
+    alone = [solve(sf.lanczos(2), jnp.diag(h), jnp.ones(3), 0.1) for h in (A, B)]
+    solution = sf.solve(sf.blockwise(sf.lanczos(2)), matvec, g, 0.1)
+    for name, reduce in (
+        ("products", sum),
+        ("smallest_ritz", min),
+        ("largest_ritz", max),
+        ("error", max),
+        ("negative_share", max),
+    ):
+        np.testing.assert_allclose(solution.stats[name], reduce([float(s.stats[name]) for s in alone]), rtol=1e-5)
+    for name, one in zip(g, alone, strict=True):
+        np.testing.assert_allclose(solution.direction[name]["w"], one.direction, rtol=1e-5)
+    singular = sf.solve(sf.blockwise(sf.exact()), matvec, g, 0.0)
+    assert singular.result == sf.Result.SINGULAR
+    np.testing.assert_allclose(singular.direction["a"]["w"], 1 / A, rtol=1e-5)
+    np.testing.assert_allclose(singular.direction["b"]["w"], [1 / 5, 1 / 4, 0], rtol=1e-5)
+
+
+def test_a_base_in_each_block():
+    """Two steps of rank 1 over gradient descent: what each block does alone, put together."""
+    x = {"a": {"w": jnp.array([1.0, -2.0, 0.5])}, "b": {"w": jnp.array([0.3, 2.0])}}
+    h = {"a": jnp.array([3.0, -2.0, 1.0]), "b": jnp.array([0.5, 4.0])}
+
+    def run(solver, x, matvec):
+        # A clip that binds would be that of the longest update of all blocks.
+        rule = sf.fixed_rate(0.1, damping=0.5, max_ratio=100.0)
+        tx = sf.adaptive_saddle_free_newton(solver, rule=rule)
+        state, update = tx.init(x), jax.jit(lambda state, x: tx.update(matvec(x), state, x, matvec=matvec))
+        for _ in range(2):
+            updates, state = update(state, x)
+            x = optax.apply_updates(x, updates)
+        return updates
+
+    solver = sf.low_rank(rank=1, base=optax.sgd(0.05))
+    together = run(sf.blockwise(solver), x, lambda v: {name: {"w": h[name] * v[name]["w"]} for name in h})
+    for name in h:
+        alone = run(solver, x[name]["w"], lambda v, name=name: h[name] * v)
+        assert jnp.min(jnp.abs(alone)) > 1e-4
+        np.testing.assert_allclose(together[name]["w"], alone, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

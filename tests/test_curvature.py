@@ -97,6 +97,21 @@ def test_microbatches_bound_memory():
     assert memory(4096, 4096) > 3 * memory(4096, 512)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_products_are_evaluated_in_the_parameters_dtype_and_returned_in_the_vectors(dtype):
+    seen = []
+
+    def value_fn(x):
+        seen.append(x.dtype)
+        return jnp.sum(x**3).astype(jnp.float32)
+
+    x, v = jnp.array([0.5, -1.0, 2.0], dtype), jnp.array([1.0, 2.0, -1.0])
+    found = sf.hessian(value_fn, x)(v)
+    assert set(seen) == {jnp.dtype(dtype)}
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, 6 * np.array([0.5, -1.0, 2.0]) * np.array([1.0, 2.0, -1.0]), rtol=1e-2)
+
+
 def test_reverse_over_reverse_where_a_rule_calls_a_custom_vjp():
     """JAX issue 16049: forward mode cannot enter a `custom_vjp` inside a derivative rule."""
 

@@ -24,6 +24,16 @@ def test_moments_are_those_of_the_eigenvalues(x64):
     assert jnp.trapezoid(density.smooth(grid, 0.05), grid) == pytest.approx(1.0, rel=1e-3)
 
 
+def test_narrow_parameters_have_a_density_in_float32():
+    """A bfloat16 start would not be orthogonal to anything."""
+    h = np.linspace(-1.0, 3.0, 40).astype(np.float32)
+    params = jnp.zeros(40, jnp.bfloat16)
+    density = sf.spectral_density(lambda v: jnp.asarray(h) * v, params, num_products=40, num_samples=20)
+    assert density.values.dtype == density.weights.dtype == jnp.float32
+    np.testing.assert_allclose([jnp.min(density.values), jnp.max(density.values)], [-1, 3], atol=1e-3)
+    np.testing.assert_allclose(jnp.sum(density.weights * density.values), 1.0, atol=0.2)
+
+
 def test_plot_draws_on_the_axes_it_is_given():
     class Axes:
         def semilogy(self, x, y, **style):

@@ -24,7 +24,7 @@ SOLVERS = {
     "low_rank": lambda n: sf.low_rank(rank=n),
     "series": lambda n: sf.series(num_terms=400),
 }
-ESTIMATING = {"two_pass": 10, "series": 20}
+ESTIMATING = {"two_pass": 30, "series": 20}
 """Solvers that estimate their error, and how many times too small that may be here."""
 every_solver = pytest.mark.parametrize("name", SOLVERS)
 

@@ -372,7 +372,7 @@ def test_trace_bound_is_above_for_spread_spectra(scale_ratios):
 def test_trace_bound_is_at_its_worst_for_one_dominant_eigenvalue(scale_ratios):
     """With s samples V ≥ margin·λmax·χ²_s/s whatever H is, V = … for rank one: P(V > λmax) ≥ P(χ²_s > s/margin).
 
-    For the defaults, s = 4 and margin = 2, that is 74 % only.
+    For the defaults, s = 8 and margin = 3, that is 95 %.
     """
     bound = BOUNDS["trace"]
     worst = scipy.stats.chi2.sf(bound.num_samples / bound.margin, bound.num_samples)

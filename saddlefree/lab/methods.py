@@ -106,7 +106,7 @@ def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
         rank=v["rank"],
         refresh_every=v["refresh_every"],
         averaging=v["averaging"],
-        base=optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"]),
+        base=optax.flatten(optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"])),
         # Under vmap all would pay for an early refresh of one.
         surprise=None if around.mapped else 4.0,
     )

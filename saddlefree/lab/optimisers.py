@@ -151,13 +151,17 @@ OPTIMISERS = {
         methods.low_rank,
         {
             **_rate(3e-3, 3e-4, 0.1, "cosine"),
-            "newton_rate": Setting(1.0, (0.03, 1)),
+            "newton_rate": Setting(0.3, (0.03, 1)),
             **_damping(1e-2, 1e-4, 1),
             "rank": Setting(20, whole=True),
             "refresh_every": Setting(50, (20, 200), low=1, whole=True),
             "averaging": Setting(0.9, high=0.9999),
             "second_moment": Setting(0.999, high=0.9999),
             "epsilon": Setting(1e-8, (1e-8, 1e-2), low=1e-12),
+        },
+        {
+            "uci-energy": {"learning_rate": 0.02, "refresh_every": 20, "second_moment": 0.99},
+            "digits": {"learning_rate": 0.03},
         },
     ),
     "sgd": Optimiser(

@@ -69,7 +69,8 @@ class low_rank(Solver):
         knows it (a static argument) no product is in a branch, where convolutions are slow on a CPU.
       averaging: β in [0, 1) of the averaged gradient m, which takes the place of a rule's momentum; None: m = g.
       base: an Optax optimiser such as `optax.adam(1e-3)`, with its own learning rate, for what the basis does not span;
-        None: gradient descent at the rate η/λ.
+        None: gradient descent at the rate η/λ. It runs in working precision, on the parameters' own tree; with many
+        leaves `optax.flatten(optax.adam(1e-3))` compiles faster.
       surprise: a number > 1, or None for never. A gradient that is so many times longer than on average says that the
         curvature has outgrown the basis, which is then refreshed at once, but not within T/10 steps of the last time.
       unroll: products in one iteration of the compiled loop, or True for no loop at all.
