@@ -4,8 +4,8 @@ Lanczos: m products build an orthonormal basis Q of span{b, A b, …, A^{m−1} 
 T = QᵀAQ. The eigenvalues θ of T (Ritz values) approach those of A from inside, the extreme ones first. What is left
 after the last product has the norm β_m.
 
-Every basis is re-orthogonalised in full. The alternative, to re-orthogonalise only where Simon's (1984) recurrence
-expects a loss, assumes products that are right to working precision; those of a bfloat16 network are not.
+Orthogonality is measured, and restored where it is lost. Simon's (1984) recurrence would estimate it instead, for
+products that are right to working precision; those of a bfloat16 network are not.
 """
 
 from collections.abc import Callable
@@ -64,21 +64,25 @@ def lanczos_decomposition(
         basis, w, beta, T = carry
         q = space.scale(space.reciprocal(beta), w)
         w = matvec(q)
-        # The recurrence takes out what is large (β₀ = 0, in the place that β_m will fill), and a sweep the rest.
+        # The recurrence takes out what is large (β₀ = 0, in the place that β_m will fill).
         alpha, beta = space.dot(q, w), T.off_diagonal[j - 1]
         T, removed = T._replace(diagonal=T.diagonal.at[j].set(alpha)), jnp.abs(alpha) + beta
         w = space.axpy(-alpha, q, space.axpy(-beta, space.get(basis, j - 1), w))
 
-        def sweep(w: Vector) -> tuple[Vector, jax.Array]:
-            w = swept(basis, w)
+        def sweep(w: Vector, overlaps: jax.Array) -> tuple[Vector, jax.Array]:
+            w = space.sub(w, space.combine(basis, overlaps))
             w = space.axpy(-space.dot(q, w), q, w)
             return w, space.norm(w)
 
+        # To measure what is left of the basis in w is half the work of taking it out, and often it is rounding.
+        length, overlaps = space.norm(w), space.project(basis, w)
+        worst = jnp.maximum(jnp.max(jnp.abs(overlaps)), jnp.abs(space.dot(q, w)))
+        lost = worst > 100 * jnp.finfo(length.dtype).eps * length
+        w, beta = jax.lax.cond(lost, sweep, lambda w, _: (w, length), w, overlaps)
         # A sweep leaves rounding of the size of what it was given; where little is left of that, a second one is due
         # (Daniel, Gragg, Kaufman & Stewart 1976).
-        before = space.norm(w)
-        w, beta = sweep(w)
-        w, beta = jax.lax.cond(beta < before / 2, sweep, lambda w: (w, beta), w)
+        few = beta < length / 2
+        w, beta = jax.lax.cond(few, lambda w: sweep(w, space.project(basis, w)), lambda w: (w, beta), w)
         beta = _alive(beta, removed)
         # Scaled by 1 + 0β, q waits for the sweep: a basis that may be written before it is read, XLA copies.
         basis = space.put(basis, space.scale(1 + 0 * beta, q), j)
