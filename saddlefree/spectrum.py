@@ -18,6 +18,9 @@ from saddlefree import space
 from saddlefree.curvature import MatVec
 from saddlefree.space import Vector
 
+ORTHOGONAL = 50
+"""The largest overlap of two vectors of a basis, in units of rounding."""
+
 
 class Tridiagonal(NamedTuple):
     """T = QᵀAQ. Once the space is exhausted, or the run stopped, what follows is zero."""
@@ -77,7 +80,7 @@ def lanczos_decomposition(
         # To measure what is left of the basis in w is half the work of taking it out, and often it is rounding.
         length, overlaps = space.norm(w), space.project(basis, w)
         worst = jnp.maximum(jnp.max(jnp.abs(overlaps)), jnp.abs(space.dot(q, w)))
-        lost = worst > 100 * jnp.finfo(length.dtype).eps * length
+        lost = worst > ORTHOGONAL * jnp.finfo(length.dtype).eps * length
         w, beta = jax.lax.cond(lost, sweep, lambda w, _: (w, length), w, overlaps)
         # A sweep leaves rounding of the size of what it was given; where little is left of that, a second one is due
         # (Daniel, Gragg, Kaufman & Stewart 1976).

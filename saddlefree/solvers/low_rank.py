@@ -225,8 +225,8 @@ class LowRankModel:
         if self.rest is None:
             outside = space.sub(self.average, space.get(inside, 1))
             # Where the basis spans m, what is left is rounding, which a small λ would magnify.
-            rounding = max(32, values.size) * jnp.finfo(values.dtype).eps * space.norm(self.average)
-            missed = space.norm(outside) > rounding
+            rounding = 10 * spectrum.ORTHOGONAL * jnp.finfo(values.dtype).eps * space.peak(self.average)
+            missed = space.peak(outside) > rounding
             direction = space.axpy(jnp.where(missed, space.reciprocal(damping), 0), outside, direction)
             code = jnp.where(missed & (damping == 0), jnp.maximum(code, Result.SINGULAR), code)
         predicted = jnp.sum(values * (weights * slope) ** 2) / 2 - space.dot(self.gradient, direction)
