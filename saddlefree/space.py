@@ -131,9 +131,10 @@ def norm(x: Vector) -> jax.Array:
     """‖x‖₂, by the squares of x/‖x‖∞: right for entries of 1e-30 and 1e30 in float32 too."""
     largest = peak(x)
     usable = jnp.isfinite(largest) & (largest > 0)
-    # A quotient: the reciprocal of the largest numbers is 0.
-    scaled = jax.tree.map(lambda a: a / jnp.where(usable, largest, 1).astype(a.dtype), x)
-    return jnp.where(usable, largest * jnp.sqrt(dot(scaled, scaled)), largest)
+    # The reciprocal of the largest numbers is subnormal, and flushed to 0.
+    unit = jnp.where(largest > 1, 16, 1).astype(largest.dtype)
+    scaled = scale(unit / jnp.where(usable, largest, 1), x)
+    return jnp.where(usable, largest / unit * jnp.sqrt(dot(scaled, scaled)), largest)
 
 
 def reciprocal(x: jax.Array) -> jax.Array:

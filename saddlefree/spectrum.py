@@ -196,6 +196,12 @@ def swept(basis: Vector, x: Vector) -> Vector:
     return space.sub(x, space.combine(basis, space.project(basis, x)))
 
 
+def sharpened(basis: Vector) -> Vector:
+    """A basis that is nearly orthonormal, orthonormal to rounding: Q ← (3I − QᵀQ)Q/2, which squares what is missing."""
+    gram = space.project(basis, basis)
+    return space.combine(basis, 1.5 * jnp.eye(gram.shape[0], dtype=gram.dtype) - gram / 2)
+
+
 def largest_magnitude(T: Tridiagonal) -> jax.Array:
     """An estimate of |λ|max from above: max |θᵢ| + β_m, the largest Ritz value plus all that is left (Zhou & Li 2011).
 

@@ -199,7 +199,9 @@ class low_rank(Solver):
         reached = jnp.cumprod(jnp.roll(T.off_diagonal, 1).at[0].set(1) != 0)
         T = T._replace(diagonal=jnp.where(reached, T.diagonal, T.diagonal[0]))
         values, vectors = jnp.linalg.eigh(T.dense())
-        return space.where(jnp.all(jnp.isfinite(values)), Decomposition(basis, values, vectors), old)
+        # It is used in many steps, whose base sees what the basis leaves of a gradient.
+        new = Decomposition(spectrum.sharpened(basis), values, vectors)
+        return space.where(jnp.all(jnp.isfinite(values)), new, old)
 
 
 @dataclasses.dataclass(frozen=True)
