@@ -26,9 +26,9 @@ MatVec = Callable[[Tree], Tree]
 def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
     """The product v ↦ H v with the Hessian H = ∇²f(x) of `value_fn` at `params`.
 
-    Forward over reverse mode (Pearlmutter 1994): the gradient is linearised here, once, and each product then costs
-    about two gradients less what the linearisation shares. Where a loss's own derivative rule calls a `custom_vjp`,
-    which forward mode cannot enter, H v is taken as the reverse derivative of the gradient instead, Hᵀ v = H v.
+    Forward over reverse mode (Pearlmutter 1994): the derivative of the gradient along v. Call it inside `jit`, where
+    XLA evaluates what does not depend on v once for all products. Where a loss's own derivative rule calls a
+    `custom_vjp`, which forward mode cannot enter, H v is the reverse derivative of the gradient instead, Hᵀ v = H v.
 
     For a batch that does not fit into memory, give `microbatch_mean(loss_fn, batch, size)` as `value_fn`.
 
@@ -46,15 +46,13 @@ def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
     checks.real_parameters(params)
     value_fn = checks.scalar_valued("value_fn", value_fn)
     gradient = jax.grad(value_fn)
-    _, product = jax.linearize(gradient, params)
-    # The mark of a `custom_vjp` under forward mode, which fails only when it is compiled. To look for it takes time.
-    custom = _calls("custom_vjp_call", jax.make_jaxpr(value_fn)(params).jaxpr)
-    if custom and _calls("custom_lin", jax.make_jaxpr(product)(params).jaxpr):
+
+    def product(v: Tree) -> Tree:
+        return jax.jvp(gradient, (params,), (v,))[1]
+
+    if _calls("custom_vjp_call", jax.make_jaxpr(value_fn)(params).jaxpr) and not _enters(product, params):
         _, transposed = jax.vjp(gradient, params)
-
-        def product(v: Tree) -> Tree:
-            return transposed(v)[0]
-
+        return in_dtypes_of(params, lambda v: transposed(v)[0])
     return in_dtypes_of(params, product)
 
 
@@ -152,6 +150,14 @@ def microbatch_map(predict_fn: Callable[[Tree, Tree], Tree], inputs: Tree, size:
         return jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, outputs_of(params, rest))
 
     return predict_all
+
+
+def _enters(product: MatVec, params: Tree) -> bool:
+    """Whether forward mode can enter the derivative rules; under `jit` it fails only when it is compiled."""
+    try:
+        return not _calls("custom_lin", jax.make_jaxpr(product)(params).jaxpr)
+    except TypeError:
+        return False
 
 
 def _calls(primitive: str, jaxpr: Any) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from saddlefree import checks, space
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
@@ -109,9 +108,7 @@ def from_update(
                 "value_fn must be given to update() where the rule measures the loss, also beside matvec= or "
                 "curvature_fn=: the loss after the step is compared with the one before"
             )
-        moved = params
-        if step is not None:
-            moved = optax.apply_updates(params, space.fill(layout.unpack(step), space.zeros_like(params)))
+        moved = params if step is None else space.fill(layout.unpack(layout.moved(step)), params)
         return checks.scalar_valued("value_fn", value_fn)(moved).astype(layout.dtype)
 
     gradient = pack(updates)

@@ -68,6 +68,16 @@ class Space:
             x = jax.tree.unflatten(self.treedef, pieces)
         return cast_like(x, self.like) if cast else x
 
+    def moved(self, step: Vector) -> Vector:
+        """The parameters after a step, as `optax.apply_updates` would leave them; to be unpacked."""
+        # Added up before they are unpacked: one kernel in place of one for each leaf.
+        return axpy(1, self._rounded(step), self.pack(self.like))
+
+    def _rounded(self, x: Vector) -> Vector:
+        """x as the cast to the parameters' dtypes leaves it, where they all have the same one."""
+        dtypes = {leaf.dtype for leaf in self.leaves}
+        return x.astype(dtypes.pop()).astype(self.dtype) if self.packed and len(dtypes) == 1 else x
+
     def zeros(self) -> Vector:
         """The vector 0, in memory of its own."""
         if self.packed:
@@ -76,10 +86,8 @@ class Space:
 
     def finite_update(self, x: Vector) -> jax.Array:
         """Whether every entry of x is finite, also after the cast to the parameters' dtypes."""
-        dtypes = {leaf.dtype for leaf in self.leaves}
-        if not self.packed or len(dtypes) > 1:
-            return all_finite(self.unpack(x))
-        return all_finite(x.astype(dtypes.pop())) if dtypes else jnp.array(True)
+        one_dtype = len({leaf.dtype for leaf in self.leaves}) == 1
+        return all_finite(self._rounded(x) if self.packed and one_dtype else self.unpack(x))
 
 
 def scalar_dtype(tree: Tree) -> Any:

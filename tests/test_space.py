@@ -62,7 +62,7 @@ def test_no_parameters_at_all(like):
     assert space.norm(vector) == space.peak(vector) == space.dot(vector, vector) == 0
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-36, 1e-30, 1e-20, 1.0, 1e20, 1e30, 1e37, 6e37])
+@pytest.mark.parametrize("size", [0.0, 1e-36, 1e-30, 1e-20, 1.0, 1e20, 1e30, 1e37])
 def test_norms_neither_overflow_nor_underflow(size):
     x = {"a": jnp.array([3.0, 0.0]) * jnp.float32(size), "b": jnp.array(-4.0) * jnp.float32(size)}
     np.testing.assert_allclose(space.norm(x), 5 * size, rtol=1e-6)
