@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import saddlefree as sf
 
@@ -50,3 +51,19 @@ def saddle_free_direction(H, g, damping):
 def solve(solver, H, g, damping, state=None):
     """`sf.solve` for a matrix, compiled once for each solver and size."""
     return sf.solve(solver, lambda v: H @ v, g, damping, state)
+
+
+@functools.cache
+def compiles(dtype):
+    """Whether XLA compiles this dtype here: on a CPU without F16C it does not know float16."""
+    try:
+        jax.block_until_ready(jax.jit(lambda x: x.astype(jnp.float32) + 1)(jnp.ones(2, dtype)))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def require(dtype):
+    """Skips a test where XLA does not compile this dtype."""
+    if not compiles(dtype):
+        pytest.skip(f"XLA does not compile {dtype} for this processor")
