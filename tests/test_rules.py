@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from problems import network_batch, network_loss, network_params, saddle_free_direction
+from problems import network_batch, network_loss, network_params
 
 import saddlefree as sf
 from saddlefree.model import Answer
@@ -169,50 +169,6 @@ def test_a_long_step_is_shortened_and_says_so():
         updates, state = tx.update(x, tx.init(x), x, value_fn=loss)
         np.testing.assert_allclose(updates, -scale * np.asarray(x), rtol=1e-5)
         np.testing.assert_allclose(sf.diagnostics(state)["step_scale"], scale, rtol=1e-5)
-
-
-SOLVERS = {
-    "lanczos": sf.lanczos(3),
-    "exact": sf.exact(),
-    "series": sf.series(num_terms=400, scale=sf.fixed_scale(4.0)),
-    "low-rank": sf.low_rank(rank=3),
-    "blockwise": sf.blockwise(sf.exact(), group=lambda path: 0),
-}
-
-
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_search_keeps_the_best_of_its_trials(x64, solver):
-    """Every model that answers several λ, against a loop over λ with a dense direction and a loss of its own each."""
-    loss = lambda x: jnp.sum(jnp.cos(x) + 0.1 * x**2)  # noqa: E731
-    x = jnp.array([0.3, 1.0, -2.0])
-    tx = sf.adaptive_saddle_free_newton(solver, rule=sf.damping_search(0.5, spread=3.0, reach=2))
-    updates, state = tx.update(jax.grad(loss)(x), tx.init(x), x, value_fn=loss)
-    H, g = np.asarray(jax.hessian(loss)(x)), np.asarray(jax.grad(loss)(x))
-    steps = {damping: -saddle_free_direction(H, g, damping) for damping in 0.5 * 3.0 ** np.arange(-2, 3)}
-    best = min(steps, key=lambda damping: float(loss(x + steps[damping])))
-    figures = sf.diagnostics(state)
-    np.testing.assert_allclose(figures["damping"], best)
-    np.testing.assert_allclose(state.rule, best)
-    np.testing.assert_allclose(updates, steps[best], rtol=1e-6)
-    if not isinstance(solver, sf.series):  # whose model is that of |H|
-        model = g @ steps[best] + steps[best] @ H @ steps[best] / 2
-        np.testing.assert_allclose(figures["reduction_ratio"], (loss(x + updates) - loss(x)) / model, rtol=1e-5)
-
-
-def test_search_goes_beyond_its_trials_after_a_refusal():
-    loss = lambda x: jnp.where(jnp.abs(x[0]) < 1.01, -(x[0] ** 2), jnp.inf)  # noqa: E731
-    tx = sf.adaptive_saddle_free_newton(sf.lanczos(1), rule=sf.damping_search(1e-3, spread=2.0, reach=1))
-    x = jnp.array([1.0])
-    state = tx.init(x)
-    update = jax.jit(lambda state: tx.update(jax.grad(loss)(x), state, x, value_fn=loss))
-    for _ in range(12):
-        updates, state = update(state)
-        assert jnp.abs(x + updates)[0] < 1.01
-        if updates[0] != 0:
-            break
-    figures = sf.diagnostics(state)
-    assert figures["rejected_steps"] == figures["steps"] - 1 > 0
-    assert figures["nonfinite_steps"] == 0
 
 
 @pytest.mark.parametrize(
