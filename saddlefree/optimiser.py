@@ -256,7 +256,12 @@ def _newton(
         dampings = rule.dampings(state.rule, state.count, layout.dtype)
         model, memory = solver.model(problem, dampings, state.solver)
         proposal = rule.propose(problem, model, state.rule, state.count)
-        decision = decide(rule, problem, proposal, state.count)
+        step = proposal.step
+        if weight_decay is not None:
+            # An adaptive rate may be negative, where the previous step takes over; a decay never grows weights.
+            decay = evaluate_schedule(weight_decay, state.count, layout.dtype) * jnp.maximum(proposal.learning_rate, 0)
+            step = space.axpy(-decay, layout.pack(layout.like), step)
+        decision = decide(rule, problem, proposal, step, state.count)
         figures: dict[str, Any] = {
             "damping": proposal.damping,
             "learning_rate": proposal.learning_rate,
@@ -268,11 +273,6 @@ def _newton(
             **model.stats,
             **proposal.answer.stats,
         }
-        step = proposal.step
-        if weight_decay is not None:
-            # An adaptive rate may be negative, where the previous step takes over; a decay never grows weights.
-            decay = evaluate_schedule(weight_decay, state.count, layout.dtype) * jnp.maximum(proposal.learning_rate, 0)
-            step = space.axpy(-decay, layout.pack(layout.like), step)
         taken = space.where(decision.taken, step, space.zeros_like(step))
         return _as_updates(layout, taken, params), SaddleFreeState(
             count=count,

@@ -15,8 +15,9 @@ Array([4., 3., 0.], dtype=float32)
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,22 +62,22 @@ class Space:
         """The tree of a vector, in the parameters' dtypes, or without `cast` in working precision."""
         if self.packed:
             # XLA would repeat what makes x in the kernel of every leaf.
-            pieces, start, x = [], 0, jax.lax.optimization_barrier(x)
-            for leaf in self.leaves:
-                pieces.append(jax.lax.slice_in_dim(x, start, start + leaf.size).reshape(leaf.shape))
-                start += leaf.size
+            x = jax.lax.optimization_barrier(x)
+            pieces = _split(x, [leaf.size for leaf in self.leaves])
+            pieces = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
             x = jax.tree.unflatten(self.treedef, pieces)
         return cast_like(x, self.like) if cast else x
 
     def moved(self, step: Vector) -> Vector:
         """The parameters after a step, as `optax.apply_updates` would leave them; to be unpacked."""
         # Added up before they are unpacked: one kernel in place of one for each leaf.
-        return axpy(1, self._rounded(step), self.pack(self.like))
+        rounded = self._narrowed(step)
+        return axpy(1, step if rounded is None else rounded.astype(self.dtype), self.pack(self.like))
 
-    def _rounded(self, x: Vector) -> Vector:
-        """x as the cast to the parameters' dtypes leaves it, where they all have the same one."""
+    def _narrowed(self, x: Vector) -> jax.Array | None:
+        """A packed x in the dtype of the parameters, where they all have the same one; otherwise None."""
         dtypes = {leaf.dtype for leaf in self.leaves}
-        return x.astype(dtypes.pop()).astype(self.dtype) if self.packed and len(dtypes) == 1 else x
+        return x.astype(dtypes.pop()) if self.packed and len(dtypes) == 1 else None
 
     def zeros(self) -> Vector:
         """The vector 0, in memory of its own."""
@@ -86,8 +87,34 @@ class Space:
 
     def finite_update(self, x: Vector) -> jax.Array:
         """Whether every entry of x is finite, also after the cast to the parameters' dtypes."""
-        one_dtype = len({leaf.dtype for leaf in self.leaves}) == 1
-        return all_finite(self._rounded(x) if self.packed and one_dtype else self.unpack(x))
+        narrowed = self._narrowed(x)
+        return all_finite(self.unpack(x) if narrowed is None else narrowed)
+
+
+def _split(x: jax.Array, sizes: list[int]) -> Sequence[jax.Array]:
+    """x in pieces of these sizes. On a CPU XLA does not know where they begin, and compiles equal kernels once.
+
+    With constants it would compile one kernel for each piece. Elsewhere a branch would make the device wait for the
+    host.
+    """
+    starts = [0, *itertools.accumulate(sizes)][:-1]
+
+    def known(x: jax.Array) -> tuple[jax.Array, ...]:
+        slices = zip(starts, sizes, strict=True)
+        return tuple(jax.lax.slice_in_dim(x, start, start + size) for start, size in slices)
+
+    def hidden(x: jax.Array) -> tuple[jax.Array, ...]:
+        constants = lambda numbers: tuple(jnp.asarray(number, jnp.int32) for number in numbers)  # noqa: E731
+        always = jax.lax.optimization_barrier(jnp.array(True))
+        found = jax.lax.cond(always, lambda: constants(starts), lambda: constants([0] * len(starts)))
+        slices = zip(found, sizes, strict=True)
+        return tuple(
+            jax.lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False) for start, size in slices
+        )
+
+    if len(sizes) < 2 or starts[-1] > jnp.iinfo(jnp.int32).max:
+        return known(x)
+    return jax.lax.platform_dependent(x, cpu=hidden, default=known)
 
 
 def scalar_dtype(tree: Tree) -> Any:

@@ -33,6 +33,10 @@ class Tridiagonal(NamedTuple):
         between = self.off_diagonal[:-1]
         return jnp.diag(self.diagonal) + jnp.diag(between, 1) + jnp.diag(between, -1)
 
+    def reached(self) -> jax.Array:
+        """Which of the basis vectors are not zero: those before the space was exhausted."""
+        return jnp.cumprod(jnp.roll(self.off_diagonal, 1).at[0].set(1) != 0) > 0
+
 
 Stop = Callable[[Tridiagonal, jax.Array], jax.Array]
 """Whether T, complete up to row j, suffices."""

@@ -1,8 +1,9 @@
-"""Other libraries around an update: Flax, Equinox, Haiku's trees, Optax's wrappers; and common mistakes."""
+"""Other libraries around an update: Flax, Equinox, Haiku, Optax's wrappers; and common mistakes."""
 
 import itertools
 
 import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,10 +157,31 @@ def test_equinox(packed):
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_haiku_shaped_parameters():
-    """Haiku is not a dependency: its parameters are a dict of dicts, which stands for it here."""
-    losses, _, _ = run(newton(), steps=8)
+def test_haiku():
+    network = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([3, 1], activation=jnp.tanh)(x)))
+    params = network.init(jax.random.key(0), X)
+    layers = {layer(path) for path, _ in jax.tree.leaves_with_path(params)}
+    assert layers == {("mlp/~/linear_0",), ("mlp/~/linear_1",)}
+    losses, _, _ = run(newton(), steps=8, params=params, loss=lambda p: jnp.mean((network.apply(p, X) - Y) ** 2))
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_haiku_with_state():
+    network = hk.transform_with_state(lambda x: hk.Linear(1)(hk.BatchNorm(True, True, 0.9)(x, is_training=True)))
+
+    def loss_fn(params, model_state, batch, key):
+        with jax.numpy_dtype_promotion("standard"):  # which Haiku's own batch norm needs
+            predictions, model_state = network.apply(params, model_state, key, batch)
+        return jnp.mean((predictions - Y) ** 2), (model_state, None)
+
+    params, model_state = network.init(jax.random.key(0), X)
+    tx = newton()
+    step, state, losses = sf.training.make_step(loss_fn, tx), sf.training.init(params, tx, model_state=model_state), []
+    for _ in range(4):
+        state, metrics = step(state, X)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert int(state.model_state["batch_norm/~/mean_ema"]["counter"]) == 4
 
 
 def test_flax_train_state():

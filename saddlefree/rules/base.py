@@ -104,9 +104,12 @@ class Decision(NamedTuple):
     finite: jax.Array
 
 
-def decide(rule: Rule, problem: Problem, proposal: Proposal, count: jax.Array) -> Decision:
-    """Refuses a step that is not finite in the parameters' dtypes, or makes the loss too much worse."""
-    finite = problem.space.finite_update(proposal.step)
+def decide(rule: Rule, problem: Problem, proposal: Proposal, step: Vector, count: jax.Array) -> Decision:
+    """Refuses a proposal that makes the loss too much worse, or whose `step` is not finite in the parameters' dtypes.
+
+    `step` is what would be applied: the proposal's own, and weight decay.
+    """
+    finite = problem.space.finite_update(step)
     refused = jnp.array(False)
     if proposal.before is not None and proposal.after is not None:
         before, after = proposal.before, proposal.after

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, space, spectrum
-from saddlefree.model import Answers, Model
+from saddlefree.model import Model
 from saddlefree.problem import Problem
 from saddlefree.rules.base import Proposal, Rule
-from saddlefree.space import Number, Space, Vector
+from saddlefree.solvers.base import forwarded
+from saddlefree.space import Space, Vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,35 +84,16 @@ class Escaping(Rule):
     rule: Rule
     escape: escape
 
+    asks = forwarded("rule.asks")
+    uses_products = forwarded("rule.uses_products")  # those of a search are prepared only where it takes place
+    has_momentum = forwarded("rule.has_momentum")
+    max_increase = forwarded("rule.max_increase")
+    measures = forwarded("rule.measures")
+
     @property
     def figures(self) -> tuple[str, ...]:  # type: ignore[override]
         """And the length of the escape step."""
         return (*self.rule.figures, "escape")
-
-    @property
-    def asks(self) -> Answers:  # type: ignore[override]
-        """As the rule."""
-        return self.rule.asks
-
-    @property
-    def uses_products(self) -> bool:  # type: ignore[override]
-        """As the rule; the products of a search are prepared only where it takes place."""
-        return self.rule.uses_products
-
-    @property
-    def has_momentum(self) -> bool:  # type: ignore[override]
-        """As the rule."""
-        return self.rule.has_momentum
-
-    @property
-    def max_increase(self) -> Number | None:  # type: ignore[override]
-        """As the rule."""
-        return self.rule.max_increase
-
-    @property
-    def measures(self) -> bool:
-        """As the rule."""
-        return self.rule.measures
 
     def init(self, layout: Space) -> tuple[Any, jax.Array]:
         """The rule's state and a key."""

@@ -1,5 +1,6 @@
 """What every solver is: it learns about the curvature, keeps it from step to step, and builds models of the loss."""
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,11 @@ class Solution(NamedTuple):
     stats: dict[str, jax.Array]  # scalars, such as the products used
     state: Any  # what the solver remembers for its next call
     result: jax.Array  # a `Result`: 0 is fine
+
+
+def forwarded(path: str) -> Any:
+    """A property that is an attribute of a part, such as `solver.stats`: for what wraps a solver or a rule."""
+    return property(operator.attrgetter(path))
 
 
 def check_solver(solver: Any) -> None:

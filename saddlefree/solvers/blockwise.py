@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saddlefree.model import Answers, Blocks, reduced
+from saddlefree.model import Blocks, reduced
 from saddlefree.problem import Problem
-from saddlefree.solvers.base import Solver, check_solver
+from saddlefree.solvers.base import Solver, check_solver, forwarded
 from saddlefree.space import Space, Tree
 
 Path = tuple[Any, ...]
@@ -80,35 +80,16 @@ class blockwise(Solver):
     solver: Solver
     group: Callable[[Path], Hashable] = layer
 
+    stats = forwarded("solver.stats")
+    answers = forwarded("solver.answers")
+    uses_previous = forwarded("solver.uses_previous")
+    has_momentum = forwarded("solver.has_momentum")
+    needs = forwarded("solver.needs")
+
     def __post_init__(self) -> None:
         check_solver(self.solver)
         if not callable(self.group):
             raise ValueError(f"group must be a function from a leaf's path to its group, got {self.group!r}")
-
-    @property
-    def stats(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As its solver."""
-        return self.solver.stats
-
-    @property
-    def answers(self) -> Answers:  # type: ignore[override]
-        """As its solver."""
-        return self.solver.answers
-
-    @property
-    def uses_previous(self) -> bool:  # type: ignore[override]
-        """As its solver."""
-        return self.solver.uses_previous
-
-    @property
-    def has_momentum(self) -> bool:  # type: ignore[override]
-        """As its solver."""
-        return self.solver.has_momentum
-
-    @property
-    def needs(self) -> str | None:  # type: ignore[override]
-        """As its solver."""
-        return self.solver.needs
 
     def init(self, layout: Space) -> Any:
         """A state for each block."""

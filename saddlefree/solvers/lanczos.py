@@ -131,7 +131,7 @@ class lanczos(Solver):
         else:
             stop = None if self.tolerance is None else self._suffices(middle(dampings), self.tolerance)
             basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=added)
-            matrix, alive = jnp.pad(T.dense(), (0, added)), jnp.pad(_alive(T, products), (0, added))
+            matrix, alive = jnp.pad(T.dense(), (0, added)), jnp.pad(T.reached(), (0, added))
             if updates is not None:
                 basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
                 alive = alive.at[steps:].set(jnp.any(matrix[steps:] != 0, axis=1))
@@ -160,7 +160,7 @@ class lanczos(Solver):
         error = jnp.maximum(model.last_share(coordinates, steps), doubt)
         error = jnp.where(jnp.any(T.off_diagonal == 0), 0, error)
         products = jnp.asarray(2 * steps - 1, jnp.int32)
-        stats = self._stats(values, vectors, _alive(T, steps), vectors[0], products)
+        stats = self._stats(values, vectors, T.reached(), vectors[0], products)
         size = jnp.abs(values) + dampings[0]
         code = model.result_code(size, model.cutoff(values), vectors[0], jnp.array(True))
         return Tabulated(dampings, [direction], g, error[None], stats, code == model.Result.SINGULAR)
@@ -199,9 +199,3 @@ class lanczos(Solver):
             return model.last_share(coordinates, j) < tolerance
 
         return stop
-
-
-def _alive(T: spectrum.Tridiagonal, count: jax.Array | int) -> jax.Array:
-    """Which of the basis vectors are not zero: those before the space was exhausted."""
-    reached = jnp.cumprod(jnp.where(T.off_diagonal == 0, 0, 1)) > 0
-    return jnp.roll(reached, 1).at[0].set(True) & (jnp.arange(reached.size, dtype=jnp.int32) < count)

@@ -196,8 +196,7 @@ class low_rank(Solver):
         start = space.axpy(1, space.normalise(m), recycled)
         basis, T, _ = spectrum.lanczos_decomposition(problem.product(), start, k, self.unroll)
         # Beyond the end of an exhausted space the basis is zero, and any eigenvalue will do: one of H's own range.
-        reached = jnp.cumprod(jnp.roll(T.off_diagonal, 1).at[0].set(1) != 0)
-        T = T._replace(diagonal=jnp.where(reached, T.diagonal, T.diagonal[0]))
+        T = T._replace(diagonal=jnp.where(T.reached(), T.diagonal, T.diagonal[0]))
         values, vectors = jnp.linalg.eigh(T.dense())
         # It is used in many steps, whose base sees what the basis leaves of a gradient.
         new = Decomposition(spectrum.sharpened(basis), values, vectors)
