@@ -1,0 +1,77 @@
+"""The public names, from the modules that define them."""
+
+from saddlefree import training
+from saddlefree.acceleration import (
+    accelerate,
+    levin_d2,
+    levin_t,
+    pade,
+    sablonniere,
+    shanks,
+    topological_rho,
+    vector_rho,
+)
+from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
+from saddlefree.density import spectral_density
+from saddlefree.inspection import diagnostics
+from saddlefree.model import Answers, Result
+from saddlefree.neighbours import as_value_fn, check_value_fn
+from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
+from saddlefree.rules.base import Proposal, Rule
+from saddlefree.rules.escape import escape
+from saddlefree.rules.fixed import fixed_rate
+from saddlefree.rules.levenberg_marquardt import levenberg_marquardt
+from saddlefree.rules.plane import adaptive_plane
+from saddlefree.rules.search import damping_search
+from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
+from saddlefree.solvers.base import Solution, Solver, solve
+from saddlefree.solvers.blockwise import blockwise
+from saddlefree.solvers.exact import exact
+from saddlefree.solvers.lanczos import lanczos
+from saddlefree.solvers.low_rank import low_rank
+from saddlefree.solvers.series import series
+
+__all__ = [
+    "Answers",
+    "Proposal",
+    "Result",
+    "Rule",
+    "Solution",
+    "Solver",
+    "accelerate",
+    "adaptive_plane",
+    "adaptive_saddle_free_newton",
+    "as_value_fn",
+    "blockwise",
+    "check_value_fn",
+    "damping_search",
+    "diagnostics",
+    "escape",
+    "exact",
+    "fixed_rate",
+    "fixed_scale",
+    "gauss_newton",
+    "hessian",
+    "lanczos",
+    "lanczos_bound",
+    "levenberg_marquardt",
+    "levin_d2",
+    "levin_t",
+    "low_rank",
+    "lower_bound",
+    "microbatch_map",
+    "microbatch_mean",
+    "pade",
+    "power_iteration",
+    "sablonniere",
+    "saddle_free_newton",
+    "scale_by_saddle_free",
+    "series",
+    "shanks",
+    "solve",
+    "spectral_density",
+    "topological_rho",
+    "trace_bound",
+    "training",
+    "vector_rho",
+]
