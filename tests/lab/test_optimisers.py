@@ -45,7 +45,7 @@ def task():
 def test_every_optimiser_lowers_the_loss(name, task):
     if OPTIMISERS[name].missing:
         pytest.skip(f"{OPTIMISERS[name].package} is not installed")
-    method = OPTIMISERS[name].build(configured(name, "none", {}), Circumstances(task, 12, True, False))
+    method = OPTIMISERS[name].build(configured(name, "none", {}), Circumstances(task, 12, True))
     batch = task.parts["train"]
     state = method.init(*task.init(jax.random.key(1)), 0, batch)
     step = jax.jit(method.step) if method.traceable else method.step
@@ -69,7 +69,7 @@ def test_without_loops_and_branches_it_is_the_same(name, changes, task):
     found, batch = [], task.parts["train"]
     for unlooped in (False, True):
         values = configured(name, "none", changes)
-        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, False, unlooped))
+        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, unlooped))
         state = method.init(*task.init(jax.random.key(1)), 0, batch)
         for _ in range(3):
             state, figures = method.step(state, batch)
@@ -79,7 +79,7 @@ def test_without_loops_and_branches_it_is_the_same(name, changes, task):
 
 def test_adam_is_optaxs_with_the_papers_numbers(task):
     values = configured("adam", "uci-energy", {})
-    method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True, False))
+    method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True))
     batch = task.parts["train"]
     params, model_state = task.init(jax.random.key(1))
     state = method.init(params, model_state, 0, batch)
@@ -154,7 +154,7 @@ def test_whole_numbers_have_an_upper_bound(name):
 def test_a_peer_that_is_missing_says_what_to_install(task, monkeypatch):
     monkeypatch.setitem(OPTIMISERS, "absent", dataclasses.replace(OPTIMISERS["optimistix-lm"], package="no-such-thing"))
     with pytest.raises(UserError, match=r"no-such-thing is missing: pip install 'saddlefree\[peers\]'"):
-        OPTIMISERS["absent"].build({}, Circumstances(task, 1, True, False))
+        OPTIMISERS["absent"].build({}, Circumstances(task, 1, True))
 
 
 def test_records_name_version_and_licence_of_peers(monkeypatch):
@@ -171,7 +171,7 @@ def test_the_registries_load_without_jax():
 def test_order_must_fit_the_terms(task):
     values = configured("series", "digits", {"terms": 4, "order": 2})
     with pytest.raises(UserError, match=r"order must be at most \(terms − 1\)/2 = 1 for terms=4, got 2"):
-        OPTIMISERS["series"].build(values, Circumstances(task, 1, True, False))
+        OPTIMISERS["series"].build(values, Circumstances(task, 1, True))
 
 
 def test_an_unknown_optimiser_has_a_suggestion():
