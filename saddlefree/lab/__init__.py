@@ -3,7 +3,7 @@
 `problem`, `optimiser` and `Setting` are for a file of one's own, given to the command line as `--plugin FILE`.
 """
 
-from saddlefree.lab import peers as _peers  # adds to the registry
+import saddlefree.lab.peers  # noqa: F401 (adds to the registry)
 from saddlefree.lab.optimisers import optimiser
 from saddlefree.lab.problems import problem
 from saddlefree.lab.settings import Setting

@@ -34,10 +34,13 @@ def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file. A last line that was cut is not one; any other damage is an error."""
     if not path.exists():
         return
-    *lines, _ = path.read_text().split("\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                raise ValueError
+            yield found
         except ValueError:
             raise UserError(f"{path}, line {number} is damaged: delete the line, or run again") from None
 

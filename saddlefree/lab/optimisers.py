@@ -166,9 +166,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
     return _fixed(_series(v), v, around)
 
 
-@optimiser(
-    "series-adaptive", "the same with adaptive rate, momentum and damping", {**_initial(), **_of_series(9, 4)}
-)
+@optimiser("series-adaptive", "the same with adaptive rate, momentum and damping", {**_initial(), **_of_series(9, 4)})
 def _(v: "Values", around: "Circumstances") -> Any:
     return _adaptive(_series(v), v, around)
 

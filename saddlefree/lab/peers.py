@@ -1,6 +1,6 @@
 """Optimisers of other libraries, to be measured against: the extra `saddlefree[peers]`.
 
-Each is one entry and imports its library when it is built. Tolerances are out of the way: a run ends when its plan says.
+Each is one entry and imports its library when it is built. Tolerances are zero: a run ends when its plan says.
 """
 
 import importlib.metadata
@@ -22,8 +22,8 @@ def packages(names: Iterable[str]) -> dict[str, dict[str, str]]:
     for package in {find(name).package for name in names} - {None}:
         metadata = importlib.metadata.metadata(str(package))
         classifiers = [text for text in metadata.get_all("Classifier") or [] if text.startswith("License")]
-        licence = metadata.get("License-Expression") or [*classifiers, ""][0].rpartition(" :: ")[2]
-        found[str(package)] = {"version": metadata["Version"], "licence": licence or "not stated"}
+        licences = metadata.get_all("License-Expression") or [text.rpartition(" :: ")[2] for text in classifiers]
+        found[str(package)] = {"version": metadata["Version"], "licence": ", ".join(licences) or "not stated"}
     return found
 
 

@@ -331,7 +331,12 @@ _physics(
     about="u_t + β u_x = 0 on [0, 2π] × [0, 1], u(x, 0) = sin x, periodic in x",
     published={
         "Rathore et al. 2024 (NysNewton-CG)": {
-            "beta": 40.0, "points": 10_000, "start_points": 257, "side_points": 101, "width": 200, "depth": 3
+            "beta": 40.0,
+            "points": 10_000,
+            "start_points": 257,
+            "side_points": 101,
+            "width": 200,
+            "depth": 3,
         }
     },
     source="Krishnapriyan et al. 2021",

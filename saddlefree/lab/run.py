@@ -11,7 +11,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ except ImportError:  # Windows
 import numpy as np
 
 from saddlefree.lab import checkpoint, events, problems
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.metrics import Metrics, TensorBoard, finite, read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, configuration, difference
@@ -39,14 +39,6 @@ Result = TypeVar("Result")
 _NAMES = {"loss": "train"}  # of figures, where a line has another name for them
 
 
-class Interrupted(Exception):  # noqa: N818 (it is none)
-    """A signal ended the work, of which nothing is lost."""
-
-    def __init__(self, number: int, where: str):
-        super().__init__(f"interrupted {where}; go on with --resume")
-        self.code = 128 + number
-
-
 @dataclasses.dataclass(frozen=True)
 class Position:
     """How far a run is, and the seconds that its program has spent; it is kept with each checkpoint."""
@@ -58,11 +50,11 @@ class Position:
     diverged: dict[str, int] = dataclasses.field(default_factory=dict)  # seed to the step where its loss was not finite
 
 
-def load(problem: str, data_dir: str | None) -> Task:
+def load(problem: str, data_dir: str | None, variant: Mapping[str, Any] | None = None) -> Task:
     """A problem's task, in the problem's precision."""
     entry = problems.find(problem)
     with precision(entry):
-        return entry.load(data_dir)
+        return entry.load(data_dir, variant)
 
 
 def open_folder(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def load(name):
 
 @pytest.mark.parametrize("name", [name for name in EMBEDDED if PROBLEMS[name].sizes])
 def test_the_description_counts_the_parameters(name):
-    entry, task = load(name)
+    entry, _ = load(name)
     for variant in ({}, {"width": "3"}):
         with precision(entry):
             params = jax.eval_shape(entry.load(None, variant).init, jax.random.key(0))[0]
