@@ -91,6 +91,7 @@ def train(
     if batch_size is not None:
         changes["batch_size"] = batch_size
     registry.configured(optimiser, problem, changes)
+    registry.find(optimiser).require()
     SEED.parse("seed", seed)
     asked = length(epochs, budget, steps) | {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
     interval = seconds(checkpoint_every)
@@ -163,6 +164,7 @@ def compare(
         changes[name][setting] = value
     for name in names:
         registry.configured(name, problem, changes[name])
+        registry.find(name).require()
     Setting(1, low=1, high=10_000, whole=True).parse("seeds", seeds)
     if evaluations is not None:
         COUNT.parse("evaluations", evaluations)
@@ -231,6 +233,7 @@ def tune(
     load_plugins(plugin, folder, resume)
     fixed, chosen = pairs(set), problems.find(problem).variant(pairs(variant, "--variant"))
     registry.configured(optimiser, problem, fixed)
+    registry.find(optimiser).require()
     SEED.parse("seed", seed)
     for name, value in (("configs", configs), ("cpus", cpus)):
         Setting(1, low=1, high=100_000, whole=True).parse(name, value)

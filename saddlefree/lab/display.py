@@ -122,8 +122,10 @@ def _short(value: Any) -> str:
 def _table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, width: int, drop: Sequence[str] = ()
 ) -> Table:
+    # A heading may be folded between its words, a figure may not.
     widths = [
-        max(cell_len(line) for text in texts for line in text.split("\n")) for texts in zip(columns, *rows, strict=True)
+        max(cell_len(part) for part in (*name.split(), *(line for text in texts for line in text.split("\n"))))
+        for name, *texts in zip(columns, *rows, strict=True)
     ]
     kept, left = list(range(len(columns))), list(drop)
     while sum(widths[i] + 3 for i in kept) + 1 > width and left:

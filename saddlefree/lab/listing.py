@@ -45,7 +45,7 @@ def describe(name: str, data_dir: str | None) -> None:
     batch = "the full batch" if entry.batch_size is None else f"batches of {entry.batch_size}"
     facts = {
         "problem": entry.about,
-        "network": f"{entry.network or 'MLP'}{count}",
+        "network": f"{entry.network or 'MLP'}{count}" if entry.network or count else "",
         "data": _data(entry, data_dir),
         "training": f"{entry.epochs:,} epochs of {batch}, float{64 if entry.float64 else 32}",
         "test figure": entry.test,

@@ -40,10 +40,14 @@ class Optimiser:
         except importlib.metadata.PackageNotFoundError:
             return True
 
-    def build(self, values: "Values", around: "Circumstances") -> "Method":
-        """The method with these hyperparameters, for this task and number of steps."""
+    def require(self) -> None:
+        """Says what to install, where its package is missing."""
         if self.missing:
             raise UserError(f"{self.package} is missing: pip install 'saddlefree[peers]'")
+
+    def build(self, values: "Values", around: "Circumstances") -> "Method":
+        """The method with these hyperparameters, for this task and number of steps."""
+        self.require()
         from saddlefree.lab import methods
 
         made = self.make(values, around)

@@ -40,7 +40,7 @@ class Problem:
     variants: dict[str, Setting] = dataclasses.field(default_factory=dict)
     published: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # whose, and the variant
     source: str = ""
-    licence: str = "none needed: generated"
+    licence: str = ""
 
     def variant(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every setting of the variant that `changes` asks for, as text or as values."""
@@ -152,6 +152,7 @@ def _physics(name: str, title: str, layers: tuple[int, int], variants: dict[str,
             test="relative L2 error",
             sizes=lambda width, depth: (2, *[width] * depth, 1),
             network="tanh MLP",
+            licence="none needed: generated",
             variants={**variants, **_layers(*layers)},
             **entry,
         ),
@@ -168,6 +169,7 @@ register(
         about="f(x, y) = ½(x² − y²) + ¼y⁴: a saddle at 0, minima of −¼ at (0, ±1)",
         network="two numbers",
         source="made for this laboratory",
+        licence="none needed: generated",
     ),
 )
 _dense(

@@ -102,7 +102,7 @@ def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     runs = {name: list(seeds.values()) for name, seeds in found.items()}
     if config["command"] == "compare":
         rows = _read(folder / "summary.json", "rows")["rows"]
-        for row in rows:
+        for row in rows if isinstance(rows, list) else [rows]:
             _require(folder / "summary.json", row, ROW)
     else:
         rows = [statistics.summarise(name, seeds) for name, seeds in runs.items()]
