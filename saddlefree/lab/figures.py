@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from saddlefree.lab import statistics
+from saddlefree.lab import profiles, statistics
 from saddlefree.lab.tables import LOST, STATUSES, short
 
 INK = "#010203"  # stands for the text's colour: in an SVG it becomes currentColor
@@ -106,6 +106,21 @@ def curves(
 def losses(found: Mapping[str, statistics.Curve], styles: Mapping[str, Any], along: str) -> Figure:
     """Curves of a loss along one of AXES, cut off where they are far above their start."""
     return curves(found, styles, AXES[along], within=(-math.inf, top(found.values())))
+
+
+def performance(found: profiles.Profile, styles: Mapping[str, Any]) -> Figure:
+    """Shares of targets that are reached against the time over that of the fastest."""
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    finite = {name: ratios[np.isfinite(ratios)] for name, ratios in found.items()}
+    end = 2 * max((float(ratios.max()) for ratios in finite.values() if len(ratios)), default=1.0)
+    for name, ratios in finite.items():
+        shares = np.arange(len(ratios) + 1) / len(found[name])
+        x, y = np.concatenate([[1.0], ratios, [end]]), np.append(shares, shares[-1])
+        axes.step(x, y, where="post", label=textwrap.fill(name, WIDTH), **styles[name])
+    axes.set(xlabel="Time over that of the fastest", xscale="log", xlim=(0.95, end), ylim=(-0.02, 1.02))
+    label(axes.xaxis)
+    return figure
 
 
 def rankings(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> Figure:

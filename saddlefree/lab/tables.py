@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from saddlefree.lab import paper
 
 LOSSES = ("train", "val", "test")
@@ -100,6 +102,16 @@ def results(problem: str, rows: Sequence[Mapping[str, Any]], test: str = "loss")
         figures += [text(row["best_val"]), f"{int(row['diverged'])} of {row['seeds']}"]
         figures += [text(row.get("seconds_per_step"), 1000), text(row["seconds"])]
         table.rows.append(cells + [Cell(figure) for figure in figures])
+    return table
+
+
+def performance(found: Mapping[str, np.ndarray]) -> Table:
+    """A performance profile at four places."""
+    columns = ["Optimiser", "fastest", "within 2 ×", "within 10 ×", "reached"]
+    table = Table("Share of the targets, in %", columns, [])
+    for name, ratios in found.items():
+        shares = (np.mean(ratios <= ratio) for ratio in (1.0, 2.0, 10.0, np.finfo(float).max))
+        table.rows.append([Cell(name), *(Cell(f"{100 * share:.0f}") for share in shares)])
     return table
 
 
