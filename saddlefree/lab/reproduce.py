@@ -34,6 +34,7 @@ class Item:
     configs: int = 0  # that are searched; without any, hyperparameters are the registered ones
     changes: tuple[tuple[str, Any], ...] = ()  # to these, and not searched
     evaluations: int | None = None
+    group: str = ""  # of its record; the problem unless given
 
     @property
     def name(self) -> str:
@@ -92,8 +93,9 @@ def _from_adam() -> list[Item | Study]:
         adam = (("learning_rate", float(rate)), ("decay", "none"), ("epsilon", 1e-8))
         over = (("newton_rate", 0.3), ("damping", 0.01), ("refresh_every", 100), ("second_moment", 0.999))
         averages = (("one_minus_beta1", 0.1), ("one_minus_beta2", 0.001))
-        pairs += [Item(problem, "adam", 5, f"adam-{rate}", changes=(*adam, *averages))]
-        pairs += [Item(problem, "low-rank", 5, f"low-rank-{rate}", changes=(*adam, *over))]
+        for name, changes in (("adam", (*adam, *averages)), ("low-rank", (*adam, *over))):
+            label = f"{problem}-{rate}-{name}"
+            pairs.append(Item(problem, name, 5, label, changes=changes, group="from-adam"))
     return pairs
 
 
@@ -172,7 +174,7 @@ def full_name(item: Item | Study) -> str:
 
 def record_name(item: Item | Study) -> str:
     """The name of its record."""
-    return f"{item.part}/{item.name}"
+    return f"{isinstance(item, Item) and item.group or item.part}/{item.name}"
 
 
 def reproduce(
@@ -279,7 +281,8 @@ def _perform(
     command += _settings(values, f"{item.optimiser}.")
     _command([*command, "--out", str(folder), "--resume", *data], say)
     results.add(out, record_name(item), folder, item.plan(), searched)
-    results.draw(out, docs, item.part)
+    if not item.group:
+        results.draw(out, docs, item.part)
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:

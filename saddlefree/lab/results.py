@@ -18,6 +18,8 @@ POINTS = 50
 FIGURES = pathlib.PurePosixPath("figures/results")
 """Where the page has its figures."""
 PROFILE = "performance.png"
+PROFILED = ("lanczos-adaptive", "low-rank", "series-adaptive", "adam", "lbfgs", "kfac")
+"""Optimisers whose performance profile is drawn, over the problems that have records of all of them."""
 _CURVES = {f"{loss}-{x}": (x, loss) for x in figures.AXES for loss in ("train", "test")}
 
 
@@ -52,10 +54,9 @@ def add(
             curves[key] = {
                 part: [float(f"{value:.4g}") for value in column[chosen]] for part, column in curve._asdict().items()
             }
-    problem, _, label = name.partition("/")
     record = {
-        "problem": problem,
-        "name": label,
+        "problem": config["problem"],
+        "name": name.partition("/")[2],
         "optimiser": row.pop("optimiser"),
         "plan": plan,
         "values": values,
@@ -112,6 +113,10 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "results": lambda: "\n".join(_section(problem, rows(folder, problem)) for problem in _problems(folder)),
         "studies": lambda: "\n".join(_study(records.read(folder, name)) for name in records.names(folder, "studies")),
         "performance": lambda: _performance(_profile(folder)),
+        "accuracy": lambda: _accuracy(folder),
+        "step-cost": lambda: _step_cost(folder),
+        "physics": lambda: _physics(folder),
+        "from-adam": lambda: _from_adam(folder),
     }
 
 
@@ -132,6 +137,46 @@ def _performance(profile: profiles.Profile) -> str:
         return ""
     picture = f"![Share of targets reached against time over the fastest's]({FIGURES}/{PROFILE}){{ width=420 }}\n"
     return f"{picture}\n{tables.markdown(tables.performance(profile))}"
+
+
+def _accuracy(folder: pathlib.Path) -> str:
+    rows = []
+    for row in records.read(folder, "benchmarks/accuracy")["summary"]["rows"]:
+        errors = (tables.number(row[f"float64, damping {damping}"], 2) for damping in (0.1, 0.01))
+        rows.append([row["solver"], str(row["products"]), *errors])
+    return tables.plain(["solver", "products", "λ = 0.1", "λ = 0.01"], rows)
+
+
+def _step_cost(folder: pathlib.Path) -> str:
+    """Time of a step over Adam's, on one core and on two."""
+    one, two = (records.read(folder, f"benchmarks/{name}") for name in ("step_cost_one_core", "step_cost"))
+    pairs = zip(one["summary"], two["summary"], strict=True)
+    rows = [[f"`{a['optimiser']}`", *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
+    return tables.plain(["optimiser", "time over Adam's, one core", "two cores"], rows)
+
+
+def _physics(folder: pathlib.Path) -> str:
+    """Training losses, and errors of the solution in brackets."""
+    rows = []
+    for problem in _problems(folder):
+        if problem.startswith("pinn-"):
+            found = [records.read(folder, f"{problem}/{name}")["summary"] for name in ("lanczos-adaptive", "lbfgs", "kfac", "adam")]
+            cells = (f"{tables.number(row['train'], 2)} ({tables.number(row['test'], 2)})" for row in found)
+            rows.append([problems.find(problem).title, *cells])
+    return tables.plain(["problem", "lanczos-adaptive", "L-BFGS", "K-FAC", "Adam"], rows)
+
+
+def _from_adam(folder: pathlib.Path) -> str:
+    """Training and test loss of Adam and of `low_rank` over it."""
+    pairs = dict.fromkeys(name.rpartition("-")[0].removesuffix("-low") for name in records.names(folder, "from-adam"))
+    rows = []
+    for pair in pairs:
+        found = [records.read(folder, f"{pair}-{name}") for name in ("adam", "low-rank")]
+        title, rate = problems.find(found[0]["problem"]).title, tables.short(f"{found[0]['values']['learning_rate']:g}")
+        losses = [tables.with_error(one["summary"], part) for part in ("train", "test") for one in found]
+        rows.append([title, rate, *losses])
+    columns = ["problem", "rate", "training loss, Adam", "`low_rank`", "test loss, Adam", "`low_rank`"]
+    return tables.plain(columns, rows)
 
 
 def _study(record: Record) -> str:
@@ -187,10 +232,13 @@ def _name(row: Record) -> str:
 
 
 def _profile(folder: pathlib.Path) -> profiles.Profile:
-    """Over the problems with several seeds, of the optimisers that all of these have."""
-    found = [rows(folder, problem) for problem in _problems(folder)]
-    curves = [_curves([row for row in one if row["summary"]["seeds"] > 1], "train-seconds") for one in found]
-    return profiles.over_problems([one for one in curves if one])
+    """Over the problems that have several seeds of PROFILED."""
+    curves = []
+    for problem in _problems(folder):
+        found = {row["name"]: row for row in rows(folder, problem) if row["summary"]["seeds"] > 1}
+        if found.keys() >= set(PROFILED):
+            curves.append(_curves([found[name] for name in PROFILED], "train-seconds"))
+    return profiles.over_problems(curves)
 
 
 def _curves(found: Iterable[Record], key: str) -> dict[str, statistics.Curve]:

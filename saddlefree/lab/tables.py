@@ -151,6 +151,11 @@ def markdown(table: Table) -> str:
     return "\n".join([table.caption.translate(MARKDOWN), "", head, "| --- " * len(table.columns) + "|", *rows, ""])
 
 
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without a caption, of texts that are Markdown already."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
+
+
 def latex(table: Table) -> str:
     """The table for the package booktabs."""
     head, *rows = (f"  {row} \\\\" for row in _rows(table, LATEX, " & "))
