@@ -16,8 +16,8 @@ from saddlefree.lab.display import CONSOLE, ERRORS, progress, ranked, table, tri
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json
 from saddlefree.lab.paper import LABELS
-from saddlefree.lab.program import precision
-from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
+from saddlefree.lab.plan import build
+from saddlefree.lab.run import Interrupted, load, run
 
 Changes = Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="NAME=VALUE")]
 _DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
@@ -75,6 +75,7 @@ def train(
     *,
     seed: int = 0,
     epochs: float | None = None,
+    steps: int | None = None,
     budget: str | None = None,
     batch_size: int | None = None,
     set: Changes = [],  # noqa: B006 (the option's name; never changed)
@@ -90,6 +91,7 @@ def train(
       optimiser: one of `saddlefree optimisers`.
       seed: of the initial parameters and the order of batches.
       epochs: the problem's own number unless given.
+      steps: a number of them, in place of epochs.
       budget: seconds of training in place of epochs, such as 60s or 5min.
       batch_size: the optimiser's or the problem's own unless given.
       set: a hyperparameter, such as learning_rate=0.01; may be repeated.
@@ -98,34 +100,17 @@ def train(
       checkpoint_every: the time between checkpoints.
       data_dir: where data sets are looked for first.
     """
-    entry = problems.find(problem)
     changes: dict[str, Any] = pairs(set)
     if batch_size is not None:
         changes["batch_size"] = batch_size
-    values = optimisers.configured(optimiser, problem, changes)
-    epochs, limit = _positive("epochs", epochs) or entry.epochs, _time(budget)
-    interval = seconds(checkpoint_every)
-    with precision(entry):
-        task = entry.load(data_dir)
-    plan = Plan(problem, optimiser, values, (seed,), epochs, limit)
-    config = {
-        "command": "train",
-        "title": entry.title,
-        "problem": problem,
-        "optimisers": {optimiser: values},
-        "seeds": [seed],
-        "epochs": epochs,
-        "budget": limit,
-        "test": entry.test,
-        "batch_size": {optimiser: values.get("batch_size") or entry.batch_size},
-        "plan": plan.record(),
-        **circumstances(task),
-    }
+    optimisers.configured(optimiser, problem, changes)
+    asked = {"epochs": _positive("epochs", epochs), "steps": _positive("steps", steps), "budget": _time(budget)}
+    interval, task = seconds(checkpoint_every), load(problem, data_dir)
+    plan = build(problem, optimiser, task, changes=changes, seeds=[seed], **asked)  # type: ignore[arg-type]
     folder = out or pathlib.Path("runs") / f"{problem}-{optimiser}-{seed}"
-    open_folder(folder, config, resume)
-    with progress() as announce:
-        display = announce(f"{problem}, {optimiser}")
-        summary = run(plan, task, folder, every_step=True, checkpoint_every=interval, display=display)
+    options: dict[str, Any] = {"every_step": True, "checkpoint_every": interval, "keep_checkpoint": True}
+    with progress() as listener:
+        summary = run(plan, task, folder, resume=resume, listener=listener, **options)
     losses = [f"{part} {_number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
     CONSOLE.print(
         f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}"
@@ -172,7 +157,7 @@ def compare(
     if evaluations is not None and evaluations < 1:
         raise UserError(f"evaluations must be a whole number ≥ 1, got {evaluations}")
     folder = out or pathlib.Path("runs") / f"compare-{problem}"
-    with progress() as announce:
+    with progress() as listener:
         summary = comparison.compare(
             problem,
             names,
@@ -184,7 +169,7 @@ def compare(
             evaluations=evaluations,
             data_dir=data_dir,
             resume=resume,
-            announce=announce,
+            listener=listener,
         )
     results = tables.results(problem, summary["rows"], problems.find(problem).test)
     rows = [
@@ -239,7 +224,7 @@ def tune(
             raise UserError(f"{name} must be a number ≥ {least}, got {value}")
     folder = out or pathlib.Path("runs") / f"tune-{problem}-{optimiser}"
     searched = search.names(problem, optimiser, fixed)
-    with trials(searched) as show:
+    with trials(searched) as listener:
         summary = tuning.tune(
             problem,
             optimiser,
@@ -254,7 +239,7 @@ def tune(
             gpus=gpus,
             data_dir=data_dir,
             resume=resume,
-            show=show,
+            listener=listener,
         )
     CONSOLE.print(ranked(read_json(folder / "trials.json"), searched))
     for command in summary["commands"]:
@@ -284,7 +269,7 @@ def study(
       data_dir: where data sets are looked for first.
     """
     folder = out or pathlib.Path("runs") / f"study-{name}"
-    with progress() as announce:
+    with progress() as listener:
         studies.study(
             name,
             folder,
@@ -293,7 +278,7 @@ def study(
             problem=problem,
             data_dir=data_dir,
             resume=resume,
-            display=announce(f"study {name}"),
+            listener=listener,
         )
     _show_report(folder)
 

@@ -1,17 +1,18 @@
 """What a person sees while a command works: progress, tables, one-line errors."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
-from saddlefree.lab.compare import Announce
-from saddlefree.lab.run import Display
+from saddlefree.lab import events
+from saddlefree.lab.events import Listener
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 ERRORS = Console(stderr=True)
@@ -19,8 +20,8 @@ _SHOWN = {"train": "loss", "val": "val", "damping": "λ", "learning_rate": "η",
 
 
 @contextmanager
-def progress() -> Iterator[Announce]:
-    """A live bar for each run that is announced: step, latest figures, time left."""
+def progress() -> Iterator[Listener]:
+    """A listener with a live bar for each run: step, latest figures, time left."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -28,33 +29,33 @@ def progress() -> Iterator[Announce]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, console=ERRORS, disable=not ERRORS.is_terminal) as bars:
+    with Bars(*columns, console=ERRORS, disable=not ERRORS.is_terminal) as bars:
 
-        def announce(text: str) -> Display:
-            bar = bars.add_task(text, total=None, figures="compiling")
+        def listen(event: events.Event) -> None:
+            match event:
+                case events.Started(label, step, steps):
+                    bars.add_task(label, total=steps, completed=step, figures="compiling")
+                case events.Progress(step, steps, figures):
+                    shown = (f"{name} {figures[key]:.3g}" for key, name in _SHOWN.items() if key in figures)
+                    bar = bars.task_ids[-1]
+                    bars.update(bar, completed=step, total=max(step, steps), figures="  ".join(shown))
 
-            def show(step: int, steps: int, figures: dict[str, float]) -> None:
-                shown = (f"{label} {figures[name]:.3g}" for name, label in _SHOWN.items() if name in figures)
-                bars.update(bar, completed=step, total=max(step, steps), figures="  ".join(shown))
-
-            return show
-
-        yield announce
+        yield listen
 
 
 @contextmanager
-def trials(names: Sequence[str]) -> Iterator[Callable[[Sequence[dict[str, Any]]], None]]:
-    """A live table of a search: the trials that run, then the best ones, with these hyperparameters of each."""
+def trials(names: Sequence[str]) -> Iterator[Listener]:
+    """A listener with a live table of a search: trials that run, then the best, with these hyperparameters of each."""
     with Live(console=ERRORS, auto_refresh=False, transient=True) as live:
 
-        def show(records: Sequence[dict[str, Any]]) -> None:
-            if ERRORS.is_terminal:
-                live.update(ranked(records, names), refresh=True)
+        def listen(event: events.Event) -> None:
+            if isinstance(event, events.Searched) and ERRORS.is_terminal:
+                live.update(ranked(event.trials, names), refresh=True)
 
-        yield show
+        yield listen
 
 
-def ranked(records: Sequence[dict[str, Any]], names: Sequence[str], most: int = 12) -> Table:
+def ranked(records: Sequence[Mapping[str, Any]], names: Sequence[str], most: int = 12) -> Table:
     """Trials as a table: those that run, then the best."""
     running = [record for record in records if record["status"] == "unfinished" and record["epoch"]]
     ended = [record for record in records if record["status"] != "unfinished"]

@@ -29,7 +29,6 @@ class Circumstances(NamedTuple):
     task: Task
     steps: int  # in the whole run, over which rates decay
     full_batch: bool
-    mapped: bool  # over seeds
     unlooped: bool = False  # loops and branches are slow: a convolutional network on a CPU
 
 
@@ -107,8 +106,7 @@ def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
         refresh_every=v["refresh_every"],
         averaging=v["averaging"],
         base=optax.flatten(optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"])),
-        # Under vmap all would pay for an early refresh of one.
-        surprise=None if around.mapped else 4.0,
+        surprise=v["surprise"] or None,
     )
     return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=_unrolled(solver, around))
 

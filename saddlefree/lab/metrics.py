@@ -10,11 +10,12 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.events import Event, Progress, Saving
 
 
 def write_json(path: pathlib.Path, record: Any) -> None:
     """Writes a record, or leaves the old one as it was."""
-    _replace(path, as_text(_finite(record)) + "\n")
+    _replace(path, as_text(finite(record)) + "\n")
 
 
 def as_text(record: Any, depth: int = 1) -> str:
@@ -60,45 +61,55 @@ def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def write_lines(path: pathlib.Path, lines: Iterable[dict[str, Any]]) -> None:
     """Writes a metrics file anew, or leaves the old one as it was; non-finite numbers become null."""
-    _replace(path, "".join(json.dumps(_finite(line)) + "\n" for line in lines))
+    _replace(path, "".join(json.dumps(finite(line)) + "\n" for line in lines))
 
 
 class Metrics:
-    """The metrics of one run: a line for each step or evaluation, in `metrics.jsonl` and as TensorBoard events."""
+    """A listener that writes a run's `metrics.jsonl`: a line for each step or evaluation."""
 
-    def __init__(self, folder: pathlib.Path, last_step: int, tensorboard: bool):
+    def __init__(self, folder: pathlib.Path, last_step: int):
         """Goes on after `last_step`; what was written of later steps is dropped."""
         path = folder / "metrics.jsonl"
         write_lines(path, [line for line in read_lines(path) if line["step"] <= last_step])
         self._file = path.open("a")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=last_step + 1) if tensorboard else None
 
-    def write(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Adds lines; non-finite numbers become null."""
-        for line in lines:
-            self._file.write(json.dumps(_finite(line)) + "\n")
-            if self._events is not None:
-                for name, value in line.items():
-                    if isinstance(value, float) and math.isfinite(value):
-                        self._events.add_scalar(name, value, line["step"])
-        self._file.flush()
+    def __call__(self, event: Event) -> None:
+        """Non-finite numbers become null."""
+        if isinstance(event, Progress):
+            self._file.writelines(json.dumps(finite(line)) + "\n" for line in event.lines)
+            self._file.flush()
+        elif isinstance(event, Saving):
+            os.fsync(self._file.fileno())
 
-    def sync(self) -> None:
-        """Returns when all lines are on the disk."""
-        os.fsync(self._file.fileno())
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """A listener that writes the same lines as TensorBoard events."""
+
+    def __init__(self, folder: pathlib.Path, last_step: int):
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=last_step + 1)
+
+    def __call__(self, event: Event) -> None:
+        """Non-finite numbers are left out."""
+        for line in event.lines if isinstance(event, Progress) else ():
+            for name, value in line.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         """Ends the files."""
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        self._writer.close()
 
 
-def _finite(record: Any) -> Any:
+def finite(record: Any) -> Any:
+    """A record with None for what is not finite, as JSON has it."""
     if isinstance(record, dict):
-        return {name: _finite(value) for name, value in record.items()}
+        return {name: finite(value) for name, value in record.items()}
     if isinstance(record, list | tuple):
-        return [_finite(value) for value in record]
+        return [finite(value) for value in record]
     return None if isinstance(record, float) and not math.isfinite(record) else record
 
 

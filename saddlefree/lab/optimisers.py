@@ -158,6 +158,7 @@ OPTIMISERS = {
             "averaging": Setting(0.9, high=0.9999),
             "second_moment": Setting(0.999, high=0.9999),
             "epsilon": Setting(1e-8, (1e-8, 1e-2), low=1e-12),
+            "surprise": Setting(0.0),  # 0: never; where seeds are mapped, all pay for an early refresh of one
         },
         {
             "uci-energy": {"learning_rate": 0.02, "refresh_every": 20, "second_moment": 0.99},

@@ -12,7 +12,8 @@ import os
 import pathlib
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,13 +30,13 @@ import jax
 import ray
 import ray.tune
 
-from saddlefree.lab import optimisers, problems, search
+from saddlefree.lab import events, optimisers, problems, search
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
+from saddlefree.lab.plan import Plan, build, configuration, cores
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, Plan, circumstances, cores, open_folder, run
+from saddlefree.lab.run import Interrupted, load, open_folder, run
 from saddlefree.lab.search import Record
-from saddlefree.lab.task import Task
 
 REDUCTION = 4
 """ASHA lets one of so many trials go on from each rung to the next, which is so many times as far."""
@@ -44,8 +45,6 @@ RUNGS = 2
 WORST = 1e30
 """The loss of a trial that diverged, for Ray; ∞ would make ASHA's percentiles NaN."""
 _FIGURES = ("val", "train", "test", "seconds")
-
-Show = Callable[[Sequence[Record]], None]
 
 
 def tune(
@@ -63,7 +62,7 @@ def tune(
     gpus: float = 0,
     data_dir: str | None = None,
     resume: bool = False,
-    show: Show = lambda trials: None,
+    listener: events.Listener = events.ignore,
 ) -> dict[str, Any]:
     """Searches, or goes on with it, and returns what it wrote to `summary.json`.
 
@@ -79,7 +78,7 @@ def tune(
       cpus, gpus: that each trial has to itself.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this search already.
-      show: is told of all trials whenever something is new.
+      listener: is told of all trials whenever something is new.
     """
     entry, fixed, folder = problems.find(problem), fixed or {}, folder.absolute()
     epochs, budget = epochs or entry.epochs, budget or entry.tuning
@@ -87,34 +86,32 @@ def tune(
     data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
     optimisers.configured(optimiser, problem, fixed)
     with _cluster(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
+        task = load(problem, data_dir)
+
+        def plan(values: Mapping[str, Any]) -> Plan:
+            return build(problem, optimiser, task, changes=values, seeds=[seed], epochs=epochs)
+
+        drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
         with precision(entry):
-            task = entry.load(data_dir)
-            drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
             for values in drawn:  # what cannot run is said before anything does
-                Program(entry, task, optimisers.find(optimiser), values, (seed,), epochs)
-        plan = {"problem": problem, "optimiser": optimiser, "configs": configs, "epochs": epochs, "seed": seed}
-        config = {
-            "command": "tune",
-            "title": f"Tuning {optimiser} on {entry.title}",
-            **plan,
-            "seeds": [seed],
-            "budget": budget,
-            "searched": search.space(problem, optimiser, fixed, task.examples),
-            "plan": {**plan, "fixed": dict(fixed)},
-            **circumstances(task),
-        }
+                Program(plan(values), task)
+        searched = search.space(problem, optimiser, fixed, task.examples)
+        kept = {"optimiser": optimiser, "configs": configs, "searched": searched, "epochs": epochs, "budget": budget}
+        config = configuration("tune", [plan(drawn[0])], task, title=f"Tuning {optimiser} on {entry.title}", **kept)
+        config["plan"] |= {"configs": configs, "searched": searched}
+        del config["optimisers"]  # each trial has its own
         open_folder(folder, config, resume)
-        trials = _Trials(folder, drawn, show)
+        trials = _Trials(folder, drawn, listener)
         try:
             if not trials.over():
-                plans = [Plan(problem, optimiser, record["values"], (seed,), epochs) for record in trials.records]
-                _search(plans, trials, folder, data_dir, budget, {"cpu": cpus, "gpu": gpus})
+                plans = [plan(record["values"]) for record in trials.records]
+                _search(plans, trials, folder, data_dir, epochs, budget, {"cpu": cpus, "gpu": gpus})
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, f"with {sum(trials.done())} of {configs} trials done") from None
         finally:
             trials.write()
             shutil.rmtree(folder / "ray", ignore_errors=True)
-    summary = _summary(problem, optimiser, trials.records, [*config["searched"], *fixed])
+    summary = _summary(problem, optimiser, trials.records, [*searched, *fixed])
     write_json(folder / "summary.json", summary)
     return summary
 
@@ -135,8 +132,8 @@ def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Seq
 class _Trials(ray.tune.Callback):
     """What is known of all trials, kept in `trials.json` as Ray tells of it."""
 
-    def __init__(self, folder: pathlib.Path, drawn: Sequence[Record], show: Show):
-        self._path, self._show = folder / "trials.json", show
+    def __init__(self, folder: pathlib.Path, drawn: Sequence[Record], listener: events.Listener):
+        self._path, self._listener = folder / "trials.json", listener
         if self._path.exists():
             self.records: list[Record] = read_json(self._path)
         else:
@@ -176,11 +173,12 @@ class _Trials(ray.tune.Callback):
 
     def _note(self, trial: Any, result: Record) -> None:
         record = self.records[trial.config["trial"]]
-        if record["status"] == "unfinished":  # otherwise it only reports again
+        # A trial that is resumed reports again what its folder holds, which may be older than what is known.
+        if record["status"] == "unfinished" and result.get("epoch", 0) >= record["epoch"]:
             record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
             if not record["val"] < WORST:
                 record["val"] = None
-        self._show(self.records)
+        self._listener(events.Searched(self.records))
 
     def _end(self, trial: Any, result: Record) -> None:
         record = self.records[trial.config["trial"]]
@@ -188,7 +186,7 @@ class _Trials(ray.tune.Callback):
             record |= {name: result[name] for name in ("status", "error") if name in result}
             self.write()
             shutil.rmtree(_place(self._path.parent, record["trial"]) / "checkpoints", ignore_errors=True)
-        self._show(self.records)
+        self._listener(events.Searched(self.records))
 
 
 def _search(
@@ -196,10 +194,10 @@ def _search(
     trials: _Trials,
     folder: pathlib.Path,
     data_dir: str | None,
+    epochs: float,
     budget: float,
     resources: dict[str, float],
 ) -> None:
-    epochs = plans[0].epochs
     available = ray.cluster_resources()
     for name, wanted in resources.items():
         if wanted > available.get(name.upper(), 0):
@@ -238,28 +236,33 @@ def _trial(
 ) -> None:
     """One run in a process of Ray's; each validation loss is reported, and ASHA may end it there."""
     number = config["trial"]
-    plan, place = plans[number], _place(folder, number)
+    plan, place, known = plans[number], _place(folder, number), 0.0
     for line in read_lines(place / "metrics.jsonl"):
-        _report(line)
+        known = max(known, _report(line))
     if done[number]:
         return
 
-    def display(step: int, steps: int, figures: Mapping[str, Any]) -> None:
-        if step < steps:  # the last one is reported when its files are written
-            _report(figures)
+    def listen(event: events.Event) -> None:
+        # The last one is reported when its files are written.
+        if isinstance(event, events.Evaluated) and event.step < (plan.steps or 0):
+            for line in event.lines:
+                if line["epoch"] > known:
+                    _report(line)
 
-    open_folder(place, {"command": "train", "plan": plan.record()}, resume=True)
     jax.clear_caches()  # of the trial that was here before
-    summary = run(plan, _task(plan.problem, data_dir), place, keep_checkpoint=False, display=display)
+    summary = run(plan, _task(plan.problem, data_dir), place, listener=listen)
     last = {name: value[0] if isinstance(value, list) else value for name, value in summary.items()}
     if summary["status"] == "diverged" or last.get("val", last["train"]) is None:
         last |= {"status": "diverged", "val": WORST}
     ray.tune.report(_figures(last) | {"status": last["status"], "epoch": summary["epochs"]})
 
 
-def _report(line: Mapping[str, Any]) -> None:
-    if "epoch" in line and line.get("val") is not None and math.isfinite(line["val"]):
-        ray.tune.report(_figures(line) | {"epoch": line["epoch"]})
+def _report(line: Mapping[str, Any]) -> float:
+    """Reports a line with a finite validation loss, and returns its epoch, or 0."""
+    if line.get("val") is None or not math.isfinite(line["val"]):
+        return 0.0
+    ray.tune.report(_figures(line) | {"epoch": line["epoch"]})
+    return line["epoch"]
 
 
 def _figures(line: Mapping[str, Any]) -> Record:
@@ -267,12 +270,7 @@ def _figures(line: Mapping[str, Any]) -> Record:
     return {**known, "node": ray.get_runtime_context().get_node_id()[:8]}
 
 
-@functools.lru_cache(maxsize=1)
-def _task(problem: str, data_dir: str | None) -> Task:
-    """Loaded once in a process."""
-    entry = problems.find(problem)
-    with precision(entry):
-        return entry.load(data_dir)
+_task = functools.lru_cache(maxsize=1)(load)  # once in a process
 
 
 def _place(folder: pathlib.Path, number: int) -> pathlib.Path:
@@ -284,6 +282,8 @@ def _cluster(address: str | None, threads: int) -> Iterator[None]:
     """A connection to Ray, which ends with it; without an address, Ray itself does too."""
     limit = {"env_vars": {"NPROC": str(threads)}}  # of XLA's threads, for others run beside a trial
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
+    if address is not None:
+        _probe(address)
     try:
         if address is None:
             ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
@@ -293,9 +293,27 @@ def _cluster(address: str | None, threads: int) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         if address is None:
             raise UserError(f"Ray cannot be started ({reason})") from error
-        hint = "is it running, and is RAY_AUTH_MODE here what it is there?"
-        raise UserError(f"Ray cannot be reached at {address} ({reason}): {hint}") from error
+        raise _unreachable(address, reason) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _probe(address: str, patience: float = 3.0) -> None:
+    """Connects to a cluster's port once: Ray itself tries for a minute."""
+    place = address.removeprefix("ray://")
+    if place in ("auto", "local"):
+        return
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"address must be HOST:PORT such as 127.0.0.1:6379, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), patience).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from error
+
+
+def _unreachable(address: str, reason: str) -> UserError:
+    hint = "is it running, and is RAY_AUTH_MODE here what it is there?"
+    return UserError(f"Ray cannot be reached at {address} ({reason}): {hint}")

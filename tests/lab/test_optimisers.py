@@ -62,7 +62,7 @@ def test_without_loops_and_branches_it_is_the_same(name, changes, task):
     found, batch = [], task.parts["train"]
     for unlooped in (False, True):
         values = configured(name, "none", changes)
-        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, False, unlooped))
+        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, unlooped))
         state = method.init(*task.init(jax.random.key(1)), 0, batch)
         for _ in range(3):
             state, figures = method.step(state, batch)

@@ -7,7 +7,7 @@ the first K partial sums.
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,10 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.acceleration import Accelerator, WeightedState
+from saddlefree.lab import events
+from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.run import Display
+from saddlefree.lab.plan import Plan
 from saddlefree.lab.studies.base import Findings, Record, label, save
 from saddlefree.lab.task import Task
 from saddlefree.solvers.series import coefficients
@@ -87,9 +89,10 @@ def limits(accelerator: Accelerator, terms: jax.Array, sums: jax.Array, g: jax.A
     return jax.vmap(limit)(jnp.arange(len(sums) - length + 1, dtype=jnp.int32))
 
 
-def curves(seeds: int, steps: int, display: Display) -> dict[tuple[str, int], Curve]:
+def curves(seeds: int, steps: int, listener: Listener) -> dict[tuple[str, int], Curve]:
     """By accelerator and order; the plain series has order 0."""
     cases = [(name, order) for name in ACCELERATORS for order in ORDERS]
+    listener(events.Started("accelerators", 0, len(cases)))
     with jax.enable_x64(True):
         H, g = (jnp.asarray(np.stack(parts)) for parts in zip(*map(draw, range(seeds)), strict=True))
         exact = np.asarray(jax.jit(jax.vmap(target))(H, g))
@@ -99,7 +102,7 @@ def curves(seeds: int, steps: int, display: Display) -> dict[tuple[str, int], Cu
             accelerator = ACCELERATORS[name](order)
             estimates = jax.jit(jax.vmap(functools.partial(limits, accelerator)))(terms, sums, g)
             found[name, order] = _compare(estimates, exact, accelerator.num_sums)
-            display(number, len(cases), {})
+            listener(events.Progress(number, len(cases), {}))
     return found
 
 
@@ -109,10 +112,12 @@ def _compare(estimates: jax.Array, exact: np.ndarray, first: int) -> Curve:
     return Curve(first, np.einsum("skp,sp->sk", estimates, exact) / (ratios * lengths**2), ratios)
 
 
-def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+def compute(
+    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
+) -> Findings:
     """Compares all accelerators at all orders and K."""
     seeds, steps = options["seeds"], options["steps"]
-    found = curves(seeds, steps, display)
+    found = curves(seeds, steps, listener)
     shown = [K for K in SHOWN if steps > K] + [steps]
     lines: list[Record] = []
     rows: list[Record] = []

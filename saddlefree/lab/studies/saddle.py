@@ -9,7 +9,7 @@ Newton, exact or by the series, leaves it.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ import optax
 from matplotlib.figure import Figure
 
 import saddlefree as sf
+from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.run import Display
+from saddlefree.lab.plan import Plan
 from saddlefree.lab.studies.base import GREY, Findings, save
 from saddlefree.lab.task import Task
 
@@ -60,7 +61,9 @@ def path(tx: optax.GradientTransformation, steps: int) -> np.ndarray:
     return np.concatenate([x[None], points])
 
 
-def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+def compute(
+    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
+) -> Findings:
     """Follows each method, and tells how far down it came."""
     steps = options["steps"]
     paths = {name: path(tx, steps) for name, tx in METHODS.items()}
