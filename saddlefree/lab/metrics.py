@@ -27,7 +27,7 @@ def as_text(record: Any, depth: int = 1) -> str:
         return json.dumps(record, ensure_ascii=False)
     texts = [as_text(child, depth + 1) for child in children]
     if isinstance(record, dict):
-        texts = [f"{json.dumps(name)}: {text}" for name, text in zip(record, texts, strict=True)]
+        texts = [f"{json.dumps(str(name))}: {text}" for name, text in zip(record, texts, strict=True)]
     inside, ends = f",\n{' ' * depth}".join(texts), "{}" if isinstance(record, dict) else "[]"
     return f"{ends[0]}\n{' ' * depth}{inside}\n{' ' * (depth - 1)}{ends[1]}"
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saddlefree.lab import models
-from saddlefree.lab.task import Batch, Task, Term, Tree
+from saddlefree.lab.task import Batch, Solution, Task, Term, Tree
 
 
 def physics(
@@ -38,10 +38,16 @@ def physics(
         places, values = part
         return jnp.linalg.norm(u(params)(places) - values) / jnp.linalg.norm(values)
 
+    def solution(params: Tree) -> Solution:
+        return Solution(dict(zip("xt", grid)), u(params)(places).reshape(shape), values.reshape(shape))
+
     empty = model.init(jax.random.key(0))[1]
-    places = jnp.stack(jnp.meshgrid(*grid), -1).reshape(-1, 2)
+    mesh = jnp.stack(jnp.meshgrid(*grid), -1)
+    shape, places = mesh.shape[:2], mesh.reshape(-1, 2)
+    values = truth(places)
     train, val = (points(key) for key in jax.random.split(jax.random.key(0)))
-    return Task(model.init, terms, {"train": train, "val": val, "test": (places, truth(places))}, error=error)
+    parts = {"train": train, "val": val, "test": (places, values)}
+    return Task(model.init, terms, parts, error=error, solution=solution)
 
 
 def derivative(u: Callable, direction: tuple[float, float]) -> Callable:

@@ -38,6 +38,14 @@ Terms = Callable[[Tree, Tree, Batch, bool], tuple[list[Term], Tree]]
 """(parameters, model state, batch, training) to the loss's terms and the new model state."""
 
 
+class Solution(NamedTuple):
+    """A solved equation on a grid, for its picture. Arrays are (rows, columns): the second axis, then the first."""
+
+    axes: dict[str, jax.Array]  # two, by name
+    prediction: jax.Array
+    truth: jax.Array
+
+
 class Task(NamedTuple):
     """The model, the loss and three parts of data, the same for every seed."""
 
@@ -48,6 +56,7 @@ class Task(NamedTuple):
     partial: str | None = None  # what of the data is missing
     value: Callable[[Tree], jax.Array] | None = None  # a loss that is no sum of terms
     error: Callable[[Tree, Batch], jax.Array] | None = None  # the test figure, where it is not the loss
+    solution: Callable[[Tree], Solution] | None = None  # from the parameters, where an equation is solved
 
     @property
     def examples(self) -> int:
