@@ -25,11 +25,9 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.compile_time
-	$(BIN)/python -m benchmarks.over_adam
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.step_cost
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
-	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.energy)
 
 reproduce: .venv/dev.stamp
 	$(BIN)/saddlefree reproduce

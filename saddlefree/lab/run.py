@@ -21,6 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+import jax
 import numpy as np
 
 from saddlefree.lab import checkpoint, events, problems
@@ -182,10 +183,20 @@ def run(
         if not evaluated:  # it was over when it was resumed
             evaluated, spent = _measure(program.evaluate, state)
             at.evaluation += spent
+        if task.solution is not None:
+            write_json(folder / "solution.json", _solution(plan, task, state))
         summary = finite(_summary(plan, at, evaluated))
         write_json(folder / "summary.json", summary)
         tell(events.Finished(summary))
     return summary
+
+
+def _solution(plan: Plan, task: Task, state: Any) -> dict[str, Any]:
+    """The first seed's solution of an equation, to six digits, for its picture."""
+    assert task.solution
+    params = jax.tree.map(lambda x: x[0], state.params) if len(plan.seeds) > 1 else state.params
+    found = jax.jit(task.solution)(params)._asdict()
+    return jax.tree.map(lambda x: np.vectorize(lambda v: float(f"{v:.6g}"))(x).tolist(), found)
 
 
 def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:

@@ -184,7 +184,7 @@ def test_compare_fits_eighty_columns_and_says_where_the_time_went(saddlefree, pl
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", b"\x93NUMPY\x01\x00v\x00\xff\n\x80\x81\n", "metrics.jsonl, line 1 is damaged"),
+        ("metrics.jsonl", b"\x93NUMPY\x01\x00v\x00\xff\n\x80\x81\n", "metrics.jsonl is damaged (no text)"),
         ("metrics.jsonl", b"[1, 2]\n", "metrics.jsonl, line 1 is damaged"),
         ("summary.json", b'{"problem": "saddle", "ro', "summary.json is damaged"),
         ("summary.json", b"\xff\xfe\x00", "summary.json is damaged"),
