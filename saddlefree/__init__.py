@@ -1,10 +1,56 @@
 """Saddle-free Newton for JAX: (|H| + λI)⁻¹ g from Hessian-vector products alone, as an Optax optimiser."""
 
+# ruff: noqa: F403, F405 (names are defined late)
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saddlefree.names import *  # noqa: F403
+    from saddlefree.names import *
+
+__all__ = [
+    "Answers",
+    "Proposal",
+    "Result",
+    "Rule",
+    "Solution",
+    "Solver",
+    "accelerate",
+    "adaptive_plane",
+    "adaptive_saddle_free_newton",
+    "as_value_fn",
+    "blockwise",
+    "check_value_fn",
+    "damping_search",
+    "diagnostics",
+    "escape",
+    "exact",
+    "fixed_rate",
+    "fixed_scale",
+    "gauss_newton",
+    "hessian",
+    "lanczos",
+    "lanczos_bound",
+    "levenberg_marquardt",
+    "levin_d2",
+    "levin_t",
+    "low_rank",
+    "lower_bound",
+    "microbatch_map",
+    "microbatch_mean",
+    "pade",
+    "power_iteration",
+    "sablonniere",
+    "saddle_free_newton",
+    "scale_by_saddle_free",
+    "series",
+    "shanks",
+    "solve",
+    "spectral_density",
+    "topological_rho",
+    "trace_bound",
+    "training",
+    "vector_rho",
+]
 
 _REMOVED = {
     "adaptive_step": "adaptive_plane, a rule",
@@ -14,16 +60,14 @@ _REMOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """All public names, loaded with the first of them: the command line has answers that do not need JAX."""
-    if name.startswith("_") and name != "__all__":  # what the import system and tools ask every module for
-        raise AttributeError(f"module 'saddlefree' has no attribute {name!r}")
-    names = importlib.import_module("saddlefree.names")
-    globals().update({known: getattr(names, known) for known in names.__all__}, __all__=names.__all__)
-    if name in globals():
+    """All public names, loaded with the first that is used: the command line has answers that do not need JAX."""
+    if name in __all__:
+        names = importlib.import_module("saddlefree.names")
+        globals().update({known: getattr(names, known) for known in __all__})
         return globals()[name]
     hint = f": use saddlefree.{_REMOVED[name]}" if name in _REMOVED else ""
     raise AttributeError(f"module 'saddlefree' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    return importlib.import_module("saddlefree.names").__all__
+    return __all__

@@ -1,6 +1,8 @@
-"""The public names, from the modules that define them."""
+"""The public names, from the modules that define them; `saddlefree` has them when the first of them is used."""
 
-from saddlefree import training
+# ruff: noqa: F401
+
+import saddlefree.training as training
 from saddlefree.acceleration import (
     accelerate,
     levin_d2,
@@ -30,48 +32,3 @@ from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
 from saddlefree.solvers.series import series
-
-__all__ = [
-    "Answers",
-    "Proposal",
-    "Result",
-    "Rule",
-    "Solution",
-    "Solver",
-    "accelerate",
-    "adaptive_plane",
-    "adaptive_saddle_free_newton",
-    "as_value_fn",
-    "blockwise",
-    "check_value_fn",
-    "damping_search",
-    "diagnostics",
-    "escape",
-    "exact",
-    "fixed_rate",
-    "fixed_scale",
-    "gauss_newton",
-    "hessian",
-    "lanczos",
-    "lanczos_bound",
-    "levenberg_marquardt",
-    "levin_d2",
-    "levin_t",
-    "low_rank",
-    "lower_bound",
-    "microbatch_map",
-    "microbatch_mean",
-    "pade",
-    "power_iteration",
-    "sablonniere",
-    "saddle_free_newton",
-    "scale_by_saddle_free",
-    "series",
-    "shanks",
-    "solve",
-    "spectral_density",
-    "topological_rho",
-    "trace_bound",
-    "training",
-    "vector_rho",
-]
