@@ -39,7 +39,7 @@ def physics(
         return jnp.linalg.norm(u(params)(places) - values) / jnp.linalg.norm(values)
 
     def solution(params: Tree) -> Solution:
-        return Solution(dict(zip("xt", grid)), u(params)(places).reshape(shape), values.reshape(shape))
+        return Solution(dict(zip("xt", grid, strict=True)), u(params)(places).reshape(shape), values.reshape(shape))
 
     empty = model.init(jax.random.key(0))[1]
     mesh = jnp.stack(jnp.meshgrid(*grid), -1)
