@@ -54,7 +54,10 @@ def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} is damaged (no text): restore it from a copy, or run again") from None
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                raise ValueError
+            yield found
         except ValueError:
             raise UserError(f"{path}, line {number} is damaged: delete the line, or run again") from None
 

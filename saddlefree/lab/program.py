@@ -50,7 +50,8 @@ class Program:
 
     def __init__(self, plan: Plan, task: Task):
         self._task, self._seeds, self.batch_size = task, plan.seeds, plan.batch_size
-        self.mapped, self.steps_per_epoch = len(plan.seeds) > 1, plan.steps_per_epoch
+        self.mapped, self.steps_per_epoch = plan.mapped, plan.steps_per_epoch
+        assert plan.mapped or len(plan.seeds) == 1, "a plan of several programs: see Plan.parts"
         self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
         around = Circumstances(task, plan.steps or 1, self.batch_size is None, plan.unlooped)
         try:

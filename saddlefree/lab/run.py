@@ -6,12 +6,13 @@ line, and what a killed process did after its last checkpoint is neither kept no
 """
 
 import dataclasses
+import errno
 import math
 import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 
 from saddlefree.lab import checkpoint, events, problems
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.metrics import Metrics, TensorBoard, finite, read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, configuration, difference
@@ -40,15 +41,7 @@ Result = TypeVar("Result")
 _NAMES = {"loss": "train"}  # of figures, where a line has another name for them
 
 
-class Interrupted(Exception):  # noqa: N818 (it is none)
-    """A signal ended the work, of which nothing is lost."""
-
-    def __init__(self, number: int, where: str):
-        super().__init__(f"interrupted {where}; go on with --resume")
-        self.code = 128 + number
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Position:
     """How far a run is, and the seconds that its program has spent; it is kept with each checkpoint."""
 
@@ -59,32 +52,34 @@ class Position:
     diverged: dict[str, int] = dataclasses.field(default_factory=dict)  # seed to the step where its loss was not finite
 
 
-def load(problem: str, data_dir: str | None) -> Task:
+def load(problem: str, data_dir: str | None, variant: Mapping[str, Any] | None = None) -> Task:
     """A problem's task, in the problem's precision."""
     entry = problems.find(problem)
     with precision(entry):
-        return entry.load(data_dir)
+        return entry.load(data_dir, variant)
 
 
-def open_folder(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """Makes the folder of a command and its `config.json`, or checks that it holds the same plan; returns the file."""
-    found = _find_config(folder, config, resume)
-    if found is None:
+def open_folder(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> None:
+    """Makes the folder of a command and its `config.json`, or checks that it holds the same plan."""
+    _make(folder)
+    if _known(folder, config, resume) is None:
         write_json(folder / "config.json", config)
-    return found or config
 
 
-def _find_config(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """The folder's `config.json`, if it has one."""
-    path = folder / "config.json"
+def _make(folder: pathlib.Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(13, "Permission denied")
-            return None
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): choose another --out") from error
+
+
+def _known(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """The folder's `config.json` if it has one, whose plan must be that of `config`."""
+    path = folder / "config.json"
+    if not path.exists():
+        return None
     if not resume:
         raise UserError(f"{folder} holds a run already: go on with --resume, or choose another --out")
     found = read_json(path)
@@ -138,16 +133,17 @@ def run(
       keep_checkpoint: whether the last state is kept when the run is finished.
       listener: is told of what happens.
     """
-    config = configuration("train", [plan], task)
-    known = _find_config(folder, config, resume)
+    _make(folder)
     with _alone(folder), precision(plan), _signals() as caught, ExitStack() as stack:
+        known = _known(folder, configuration("train", [plan], task), resume)
         if (folder / "summary.json").exists():
             return read_json(folder / "summary.json")
-        if known is not None:
-            plan = dataclasses.replace(plan, steps=known["plan"]["steps"])
-        plan, program = _timed(plan, task) if plan.steps is None else (plan, Program(plan, task))
         if known is None:
-            write_json(folder / "config.json", {**config, "plan": plan.record()})
+            plan, program = _timed(plan, task) if plan.steps is None else (plan, Program(plan, task))
+            write_json(folder / "config.json", configuration("train", [plan], task))
+        else:
+            plan = dataclasses.replace(plan, steps=known["plan"]["steps"])
+            program = Program(plan, task)
         state, at = program.start(), Position()
         if checkpoint.latest(folder) is not None:
             state, kept = checkpoint.restore(folder, state)
@@ -162,20 +158,18 @@ def run(
         assert plan.steps
         tell(events.Started(plan.label, at.step, plan.steps, state))
         program.prepare(state)
-        at = dataclasses.replace(at, compilation=at.compilation + program.compile_seconds)
+        at.compilation += program.compile_seconds
         tell(events.Compiled(program.compile_seconds))
         clock, saved = _Clock(plan, at), time.monotonic()
         evaluated: dict[str, np.ndarray] = {}
         while not clock.ended(at):
             count = min(clock.count(at), program.room(at.step))
             (state, figures), elapsed = _measure(program.advance, state, at.step, count)
-            before, at = at, dataclasses.replace(at, step=at.step + count, training=at.training + elapsed)
+            at.step, at.training = at.step + count, at.training + elapsed
             clock.learn(elapsed / count)
-            evaluated = {}
-            if clock.evaluates(at):
-                evaluated, spent = _measure(program.evaluate, state)
-                at = dataclasses.replace(at, evaluation=at.evaluation + spent)
-            lines = _lines(plan, before, at, figures, evaluated, every_step)
+            evaluated, spent = _measure(program.evaluate, state) if clock.evaluates(at) else ({}, 0.0)
+            at.evaluation += spent
+            lines = _lines(plan, at, elapsed, figures, evaluated, every_step)
             shown = lines[-1] if lines else {"train": float(figures["loss"][-1].reshape(-1)[0])}
             tell(events.Progress(at.step, plan.steps, {**shown, "steps_per_second": count / elapsed}, lines))
             if evaluated:
@@ -188,7 +182,7 @@ def run(
                 raise Interrupted(caught[0], f"at step {at.step}, whose checkpoint is written")
         if not evaluated:  # it was over when it was resumed
             evaluated, spent = _measure(program.evaluate, state)
-            at = dataclasses.replace(at, evaluation=at.evaluation + spent)
+            at.evaluation += spent
         if task.solution is not None:
             write_json(folder / "solution.json", _solution(plan, task, state))
         summary = finite(_summary(plan, at, evaluated))
@@ -250,17 +244,17 @@ def _summary(plan: Plan, at: Position, evaluated: dict[str, np.ndarray]) -> dict
 
 def _lines(
     plan: Plan,
-    before: Position,
     at: Position,
+    elapsed: float,
     figures: dict[str, np.ndarray],
     evaluated: dict[str, np.ndarray],
     every_step: bool,
 ) -> list[Line]:
-    """The lines for the steps between two positions; seeds that diverge in them are noted in `at`.
+    """The lines for the steps that took `elapsed` seconds up to `at`, where seeds that diverge in them are noted.
 
     Where a loss is not finite there is a line always, the last one of its seed.
     """
-    count, lines, together = at.step - before.step, [], len(plan.seeds)
+    count, together, lines = len(figures["loss"]), len(plan.seeds), []
     table = {_NAMES.get(name, name): values.reshape(count, -1) for name, values in figures.items()}
     measured = {name: values.reshape(-1) for name, values in evaluated.items()}
     for j, seed in enumerate(plan.seeds):
@@ -271,14 +265,14 @@ def _lines(
             continue
         last = min(lost, count - 1)
         for i in range(0 if every_step else last, last + 1):
-            seconds = before.training + (at.training - before.training) * (i + 1) / count
-            line: Line = {"step": before.step + i + 1, "epoch": (before.step + i + 1) / plan.steps_per_epoch}
-            line |= {"seconds": seconds / together} | ({"seed": seed} if together > 1 else {})
+            step, later = at.step - count + i + 1, elapsed * (count - i - 1) / count
+            line: Line = {"step": step, "epoch": step / plan.steps_per_epoch}
+            line |= {"seconds": (at.training - later) / together} | ({"seed": seed} if together > 1 else {})
             line |= {name: float(values[i, j]) for name, values in table.items()}
             if i == count - 1 and i != lost:
                 line |= {name: float(values[j]) for name, values in measured.items()}
             if not (math.isfinite(line["train"]) and math.isfinite(line.get("val", 0.0))):
-                at.diverged[str(seed)] = line["step"]
+                at.diverged[str(seed)] = step
             lines.append(line)
     return sorted(lines, key=lambda line: line["step"])
 

@@ -17,11 +17,12 @@ import pytest
 
 pytest.importorskip("ray")
 
-from saddlefree.lab import cli, search, tune
+from saddlefree.lab import cli, events, search, tune
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.optimisers import OPTIMISERS, configured
-from saddlefree.lab.run import Interrupted, Plan, cores
+from saddlefree.lab.plan import build, cores
+from saddlefree.lab.run import Interrupted, load
 
 SEARCHED = [name for name, entry in OPTIMISERS.items() if any(s.search for s in entry.settings.values())]
 
@@ -88,7 +89,8 @@ def test_a_fixed_order_or_number_of_terms_moves_the_other():
 
 
 @pytest.mark.parametrize(
-    ("examples", "sizes"), [(50_000, [50, 100, 200, 400, 800, 1600, 3200]), (1150, [50, 100, 200, 400, 800])]
+    ("examples", "sizes"),
+    [(50_000, [50, 100, 200, 400, 800, 1600, 3200]), (1150, [50, 100, 200, 400, 800]), (49, [49]), (1, [1])],
 )
 def test_batch_sizes(examples, sizes):
     drawn = draw("sgd", "digits", 300, examples=examples)
@@ -139,7 +141,7 @@ def told(number, error=None, **last_result):
 
 def test_each_trial_ends_in_one_way(tmp_path):
     shown = []
-    trials = tune._Trials(tmp_path, draw(count=5), lambda records: shown.append([r["status"] for r in records]))
+    trials = tune._Trials(tmp_path, draw(count=5), lambda event: shown.append([r["status"] for r in event.trials]))
     checkpoints = [tmp_path / "trials" / f"{number:03}" / "checkpoints" for number in range(5)]
     for folder in checkpoints:
         folder.mkdir(parents=True)
@@ -170,7 +172,7 @@ def test_each_trial_ends_in_one_way(tmp_path):
 def test_a_trial_that_is_done_stays_as_it_is(tmp_path):
     ended = record(0, "stopped", 0.5, learning_rate=0.1)
     write_json(tmp_path / "trials.json", [ended, record(1, "unfinished", None)])
-    trials = tune._Trials(tmp_path, [], lambda records: None)
+    trials = tune._Trials(tmp_path, [], events.ignore)
     trials.on_trial_result(0, [], told(0), {"val": 0.1, "epoch": 50.0})
     trials.on_trial_complete(0, [], told(0, status="finished"))
     trials.on_trial_error(0, [], told(0, "lost"))
@@ -178,10 +180,32 @@ def test_a_trial_that_is_done_stays_as_it_is(tmp_path):
     assert read_json(tmp_path / "trials.json")[0] == ended
 
 
+def test_a_trial_that_reports_again_replaces_nothing_newer(tmp_path):
+    write_json(tmp_path / "trials.json", [record(0, "unfinished", 0.5)])  # after 10 epochs
+    trials = tune._Trials(tmp_path, [], events.ignore)
+    for epoch, val, known in ((3.0, 2.0, (10.0, 0.5)), (10.0, 0.5, (10.0, 0.5)), (11.0, 0.7, (11.0, 0.7))):
+        trials.on_trial_result(0, [], told(0), {"val": val, "epoch": epoch})
+        assert (trials.records[0]["epoch"], trials.records[0]["val"]) == known
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nobody_listens_is_one_line_at_once(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune.ray, "init", None)  # which would try for a minute
+    with pytest.raises(UserError, match=rf"Ray cannot be reached at {address} \(Connection refused\): is it running"):
+        tune.tune("saddle", "sgd", tmp_path, address=address)
+
+
+@pytest.mark.parametrize("address", ["6379", "localhost", "localhost:ray", "localhost:70000", ":6379"])
+def test_an_address_has_a_host_and_a_port(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune.ray, "init", None)
+    with pytest.raises(UserError, match=f"address must be HOST:PORT such as 127.0.0.1:6379, got '{address}'"):
+        tune.tune("saddle", "sgd", tmp_path, address=address)
+
+
 def test_a_damaged_record_of_trials_is_named(tmp_path):
     (tmp_path / "trials.json").write_text('[{"trial": 0,')
     with pytest.raises(UserError, match=r"trials.json is damaged .*restore it from a copy"):
-        tune._Trials(tmp_path, draw(), lambda records: None)
+        tune._Trials(tmp_path, draw(), events.ignore)
 
 
 @pytest.fixture
@@ -194,7 +218,7 @@ def reports(monkeypatch):
 
 
 def trial(folder, done=False, epochs=40.0, **changes):
-    plan = Plan("saddle", "sgd", configured("sgd", "saddle", changes), (0,), epochs)
+    plan = build("saddle", "sgd", load("saddle", None), changes=changes, epochs=epochs)
     tune._trial({"trial": 0}, plans=[plan], done=[done], folder=folder, data_dir=None)
 
 
@@ -229,8 +253,8 @@ def test_a_trial_that_was_broken_off_goes_on(tmp_path, reports, monkeypatch):
             trial(tmp_path / "cut")
     reports.clear()
     trial(tmp_path / "cut")
-    # First what is known, then what is new: there was no checkpoint yet.
-    assert [each["epoch"] for each in reports] == [*range(1, 8), *range(1, 41)]
+    # First what is known, then what is new, though it starts again: there was no checkpoint yet.
+    assert [each["epoch"] for each in reports] == [*range(1, 41)]
     assert reports[-1]["status"] == "finished"
     assert reports[-1]["val"] == whole["val"]
 
@@ -281,13 +305,12 @@ def test_a_search_is_interrupted_and_goes_on_in_the_same_folder(tmp_path, monkey
 
 def test_more_than_ray_has(tmp_path, monkeypatch):
     monkeypatch.setattr(tune.ray, "cluster_resources", lambda: {"CPU": 2.0})
-    plans = [Plan("saddle", "sgd", values, (0,), 10) for values in draw("sgd")]
     for resources, message in (
         ({"cpu": 3, "gpu": 0}, "cpus must be at most the 2 that Ray has, got 3"),
         ({"cpu": 1, "gpu": 0.5}, "gpus must be at most the 0 that Ray has, got 0.5"),
     ):
         with pytest.raises(UserError, match=message):
-            tune._search(plans, tune._Trials(tmp_path, [], lambda records: None), tmp_path, None, 1.0, resources)
+            tune._search([], tune._Trials(tmp_path, [], events.ignore), tmp_path, None, 10.0, 1.0, resources)
 
 
 @pytest.mark.parametrize(
