@@ -151,7 +151,7 @@ def _step_cost(folder: pathlib.Path) -> str:
     """Time of a step over Adam's, on one core and on two."""
     one, two = (records.read(folder, f"benchmarks/{name}") for name in ("step_cost_one_core", "step_cost"))
     pairs = zip(one["summary"], two["summary"], strict=True)
-    rows = [[f"`{a['optimiser']}`", *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
+    rows = [[a["optimiser"], *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
     return tables.plain(["optimiser", "time over Adam's, one core", "two cores"], rows)
 
 
