@@ -179,11 +179,9 @@ def difference(before: Any, now: Any, name: str = "plan") -> str | None:
         names = [key for key in {**before, **now} if key != "steps" or now.get("steps") is not None]
         found = (difference(before.get(key), now.get(key), key) for key in names)
         return next((text for text in found if text), None)
-    return None if before == now else f"{name} was {_brief(before)}, is {_brief(now)}"
-
-
-def _brief(value: Any) -> str:
-    return "another" if isinstance(value, dict) else repr(value)
+    if isinstance(before, dict) or isinstance(now, dict):
+        return f"{name} is {'missing' if now is None else 'new'}"
+    return None if before == now else f"{name} was {before!r}, is {now!r}"
 
 
 def cores() -> int:

@@ -10,16 +10,10 @@ import errno
 import math
 import os
 import pathlib
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple, TypeVar
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 import jax
 import numpy as np
@@ -29,6 +23,7 @@ from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.metrics import Metrics, TensorBoard, finite, read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, configuration, difference
+from saddlefree.lab.process import alone, signals
 from saddlefree.lab.program import LIMIT, Program, precision, seconds_per_step
 from saddlefree.lab.task import Task
 
@@ -134,7 +129,7 @@ def run(
       listener: is told of what happens.
     """
     _make(folder)
-    with _alone(folder), precision(plan), _signals() as caught, ExitStack() as stack:
+    with alone(folder), precision(plan), signals() as caught, ExitStack() as stack:
         known = _known(folder, configuration("train", [plan], task), resume)
         if (folder / "summary.json").exists():
             return read_json(folder / "summary.json")
@@ -309,47 +304,3 @@ class _Clock:
         due = [mark for mark in self._marks if mark <= at.training]
         self._marks = self._marks[len(due) :]
         return bool(due) or at.step in self._points
-
-
-@contextmanager
-def _alone(folder: pathlib.Path, patience: float = 10.0) -> Iterator[None]:
-    """Keeps other processes out of a folder, for as long as this one lives; one that is just ending is waited for."""
-    if fcntl is None:
-        yield
-        return
-    handle, begin = os.open(folder, os.O_RDONLY), time.monotonic()
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() - begin > patience:
-                    raise UserError(
-                        f"{folder} is in use by another process: let it end, or choose another --out"
-                    ) from None
-                time.sleep(0.1)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of dying of them."""
-    caught: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if caught:  # asked twice: at once, then
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where signals do not arrive
-        before = {}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -300,11 +301,13 @@ def _cluster(address: str | None, threads: int) -> Iterator[None]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
     if address is not None:
         _probe(address)
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")  # what answers may not be Ray: it tries for 20 s
     try:
         if address is None:
             ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
         else:
-            ray.init(address=address, **quiet)
+            with _silent():
+                ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         if address is None:
@@ -314,6 +317,20 @@ def _cluster(address: str | None, threads: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps off the screen what Ray's own library writes to the file descriptor of stderr."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _probe(address: str, patience: float = 3.0) -> None:

@@ -20,8 +20,9 @@ from saddlefree.lab import run as engine
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import Metrics, read_json, read_lines, write_json
 from saddlefree.lab.plan import build
+from saddlefree.lab.process import alone
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, _alone, load, open_folder, run
+from saddlefree.lab.run import Interrupted, load, open_folder, run
 
 SADDLE = problems.find("saddle")
 
@@ -111,7 +112,7 @@ def test_pieces_of_a_run_make_the_whole():
         assert losses(1) == losses(7) == losses(1000)
 
 
-def test_seeds_together_are_the_seeds_alone(tmp_path):
+def test_seeds_together_are_the_seedsalone(tmp_path):
     together = go(plan(seeds=(0, 1, 2)), tmp_path / "together")
     for number in range(3):
         alone = go(plan(seeds=(number,)), tmp_path / str(number))
@@ -229,7 +230,7 @@ def test_listeners_are_told_in_order(tmp_path):
     assert finished.summary == summary
 
 
-def test_where_a_diverged_run_ends_depends_on_its_plan_alone(tmp_path, monkeypatch):
+def test_where_a_diverged_run_ends_depends_on_its_planalone(tmp_path, monkeypatch):
     """Not on how long its pieces are, nor on which steps have lines."""
     a_plan = plan("sgd", steps=200, learning_rate=30.0, seeds=(0, 1))
     found = []
@@ -458,14 +459,14 @@ def test_exact_refuses_what_is_too_large():
 
 
 def test_a_folder_is_used_by_one_process_at_a_time(tmp_path):
-    hold = "import sys, pathlib; from saddlefree.lab.run import _alone\n"
-    hold += "with _alone(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    hold = "import sys, pathlib; from saddlefree.lab.process import alone\n"
+    hold += "with alone(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="in use by another process"), _alone(tmp_path, patience=0.2):
+        with pytest.raises(UserError, match="in use by another process"), alone(tmp_path, patience=0.2):
             pass
         other.stdin.close()
-    with _alone(tmp_path, patience=0.2):
+    with alone(tmp_path, patience=0.2):
         pass

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -193,6 +194,26 @@ def test_an_address_where_nobody_listens_is_one_line_at_once(address, tmp_path, 
     monkeypatch.setattr(tune.ray, "init", None)  # which would try for a minute
     with pytest.raises(UserError, match=rf"Ray cannot be reached at {address} \(Connection refused\): is it running"):
         tune.tune("saddle", "sgd", tmp_path, address=address)
+
+
+def test_what_listens_at_an_address_may_not_be_ray(tmp_path, monkeypatch, capfd):
+    def init(**options):
+        assert options["address"] == address
+        assert os.environ[patience] == "3"  # seconds, in place of 20
+        os.write(2, b"a warning\n")
+        raise ConnectionError("Failed to connect\nfor many reasons")
+
+    monkeypatch.setattr(tune.ray, "init", init)
+    patience = "RAY_gcs_server_port_wait_time_s"
+    monkeypatch.setenv(patience, "")  # so that it is removed again
+    monkeypatch.delenv(patience)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            UserError, match=rf"Ray cannot be reached at {address} \(Failed to connect\): is it running"
+        ):
+            tune.tune("saddle", "sgd", tmp_path, address=address)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("address", ["6379", "localhost", "localhost:ray", "localhost:70000", ":6379"])

@@ -16,7 +16,7 @@ from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import write_json, write_lines
 from saddlefree.lab.plan import Plan
 from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
-from saddlefree.lab.studies.base import Compute
+from saddlefree.lab.studies.base import Compute, Work
 from saddlefree.lab.task import Task
 
 
@@ -99,15 +99,12 @@ def study(
     task = Task(lambda key: (None, None), None, {})
     if "problem" in options:
         task = run.load(options["problem"], data_dir)
-    plans = entry.plan(options, task)
-    # What it trains follows from the options; `optimisers` and the like are of comparisons.
-    asked = {"study": name, **options}
-    config = plan.configuration("study", [], task, study=name, title=entry.title, plan=asked)
+    config = plan.configuration("study", [], task, study=name, title=entry.title, plan={"study": name, **options})
     run.open_folder(folder, config, resume)
     if (folder / "summary.json").exists():
         return
     with matplotlib.rc_context(figures.STYLE):
-        findings = entry.compute(folder, options, plans, task, listener)
+        findings = entry.compute(Work(folder, options, entry.plan(options, task), task, listener))
     write_lines(folder / "metrics.jsonl", findings.lines)
     write_json(folder / "config.json", {**config, "figures": findings.figures, "tables": findings.tables})
     write_json(folder / "summary.json", findings.summary)

@@ -6,9 +6,8 @@ the first K partial sums.
 """
 
 import functools
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,7 @@ from saddlefree.acceleration import Accelerator, WeightedState
 from saddlefree.lab import events
 from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.plan import Plan
-from saddlefree.lab.studies.base import Findings, Record, label, save
-from saddlefree.lab.task import Task
+from saddlefree.lab.studies.base import Findings, Record, Work, label, save
 from saddlefree.solvers.series import coefficients
 
 SIZE = 100
@@ -112,12 +109,10 @@ def _compare(estimates: jax.Array, exact: np.ndarray, first: int) -> Curve:
     return Curve(first, np.einsum("skp,sp->sk", estimates, exact) / (ratios * lengths**2), ratios)
 
 
-def compute(
-    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
-) -> Findings:
+def compute(work: Work) -> Findings:
     """Compares all accelerators at all orders and K."""
-    seeds, steps = options["seeds"], options["steps"]
-    found = curves(seeds, steps, listener)
+    seeds, steps, folder = work.options["seeds"], work.options["steps"], work.folder
+    found = curves(seeds, steps, work.listener)
     shown = [K for K in SHOWN if steps > K] + [steps]
     lines: list[Record] = []
     rows: list[Record] = []

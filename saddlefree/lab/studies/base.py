@@ -1,8 +1,8 @@
 """What studies share: how they are called, what they find, and how a figure is kept."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -23,13 +23,17 @@ class Findings(NamedTuple):
     tables: list[Record]  # caption, columns and rows of each
 
 
-class Compute(Protocol):
-    """Computes, and draws into `folder`."""
+class Work(NamedTuple):
+    """What a study is given."""
 
-    def __call__(
-        self, folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
-    ) -> Findings:
-        """`task` is that of the option `problem`; without this option it is empty, and there are no plans."""
+    folder: pathlib.Path  # for its figures and runs
+    options: Mapping[str, Any]
+    plans: Sequence[Plan]  # what it trains
+    task: Task  # of the option `problem`; without this option it is empty
+    listener: Listener
+
+
+Compute = Callable[[Work], Findings]
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, caption: str, columns: int = 0) -> Record:

@@ -8,8 +8,7 @@ quadratic around its saddle at 0, with minima of −½ at u = 0, v = ±2. Newton
 Newton, exact or by the series, leaves it.
 """
 
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,11 +18,8 @@ import optax
 from matplotlib.figure import Figure
 
 import saddlefree as sf
-from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.plan import Plan
-from saddlefree.lab.studies.base import GREY, Findings, save
-from saddlefree.lab.task import Task
+from saddlefree.lab.studies.base import GREY, Findings, Work, save
 
 ANGLE = 25.0
 CONVEX, CONCAVE = (np.array([np.cos(a), np.sin(a)]) for a in np.radians([ANGLE, ANGLE + 90]))
@@ -61,11 +57,9 @@ def path(tx: optax.GradientTransformation, steps: int) -> np.ndarray:
     return np.concatenate([x[None], points])
 
 
-def compute(
-    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
-) -> Findings:
+def compute(work: Work) -> Findings:
     """Follows each method, and tells how far down it came."""
-    steps = options["steps"]
+    steps, folder = work.options["steps"], work.folder
     paths = {name: path(tx, steps) for name, tx in METHODS.items()}
     losses = {name: np.asarray(loss(jnp.asarray(points.T))).tolist() for name, points in paths.items()}
     lines = [

@@ -3,7 +3,7 @@
 import math
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from saddlefree.lab.figures import COLOURS
 from saddlefree.lab.plan import Plan, build
 from saddlefree.lab.program import precision
 from saddlefree.lab.run import run
-from saddlefree.lab.studies.base import GREY, Findings, label, save
+from saddlefree.lab.studies.base import GREY, Findings, Work, label, save
 from saddlefree.lab.task import Task, Tree
 
 OPTIMISER = "adam"
@@ -81,14 +81,12 @@ def snapshots(plan: Plan, task: Task, folder: pathlib.Path, listener: Listener) 
     return found
 
 
-def compute(
-    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
-) -> Findings:
+def compute(work: Work) -> Findings:
     """Looks at the spectrum now and then while Adam trains."""
-    problem = options["problem"]
-    with precision(plans[0]):
-        found = snapshots(plans[0], task, folder / "runs" / OPTIMISER, listener)
-        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))[0]))
+    (plan,), problem = work.plans, work.options["problem"]
+    with precision(plan):
+        found = snapshots(plan, work.task, work.folder / "runs" / OPTIMISER, work.listener)
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(work.task.init, jax.random.key(0))[0]))
         figure = _figure(found, size)
     rows = [snapshot.figures() for snapshot in found]
     lines = [
@@ -109,7 +107,7 @@ def compute(
     }
     caption = f"Density of the Hessian's {size:,} eigenvalues along training with {optimisers.find(OPTIMISER).about}"
     summary = {"problem": problem, "optimiser": OPTIMISER, "parameters": size, "rows": rows}
-    return Findings(lines, summary, [save(figure, folder, "spectrum", caption)], [table])
+    return Findings(lines, summary, [save(figure, work.folder, "spectrum", caption)], [table])
 
 
 def _figure(found: list[Snapshot], size: int) -> Figure:

@@ -1,6 +1,5 @@
 """Appendix B.4: how many terms of the series training needs, on UCI Energy with the paper's hyperparameters."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from saddlefree.lab import statistics
-from saddlefree.lab.events import Listener
 from saddlefree.lab.plan import Plan, build
 from saddlefree.lab.run import run_seeds
-from saddlefree.lab.studies.base import Findings, label, save
+from saddlefree.lab.studies.base import Findings, Work, label, save
 from saddlefree.lab.task import Task
 
 TERMS = range(3, 11)
@@ -30,24 +28,22 @@ def plan(options: Mapping[str, Any], task: Task) -> list[Plan]:
     ]
 
 
-def compute(
-    folder: pathlib.Path, options: Mapping[str, Any], plans: Sequence[Plan], task: Task, listener: Listener
-) -> Findings:
+def compute(work: Work) -> Findings:
     """Trains with each number of terms, and compares the losses."""
     lines, rows, runs = [], [], {}
-    for terms, each in zip(TERMS, plans, strict=True):
-        runs[terms] = run_seeds(each, task, folder / "runs" / str(terms), listener=listener).lines
+    for terms, each in zip(TERMS, work.plans, strict=True):
+        runs[terms] = run_seeds(each, work.task, work.folder / "runs" / str(terms), listener=work.listener).lines
         jax.clear_caches()
         lines += [{"terms": terms, **line} for of_seed in runs[terms] for line in of_seed]
         rows.append({"terms": terms, "products": 2 * (terms - 1), **statistics.summarise("series", runs[terms])})
     shown = ["terms", "products", "train", "train_error", "test", "test_error", "diverged"]
     table = {
-        "caption": f"Final losses: medians over {options['seeds']} seeds, and their bootstrap errors",
+        "caption": f"Final losses: medians over {work.options['seeds']} seeds, and their bootstrap errors",
         "columns": ["Terms K", "Products a step", "Training loss", "±", "Test loss", "±", "Diverged"],
         "rows": [[row[name] for name in shown] for row in rows],
     }
-    figures = [save(_figure(runs, loss), folder, loss, f"{LOSSES[loss]}: {_BANDS}", columns=4) for loss in LOSSES]
-    return Findings(lines, {"problem": options["problem"], "rows": rows}, figures, [table])
+    figures = [save(_figure(runs, loss), work.folder, loss, f"{LOSSES[loss]}: {_BANDS}", columns=4) for loss in LOSSES]
+    return Findings(lines, {"problem": work.options["problem"], "rows": rows}, figures, [table])
 
 
 def _figure(runs: Mapping[int, Sequence[statistics.Lines]], loss: str) -> Figure:
