@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from saddlefree.lab import events
+from saddlefree.lab import events, tables
 from saddlefree.lab.events import Listener
 
 CONSOLE = Console()
@@ -83,23 +83,11 @@ def trials(names: Sequence[str]) -> Iterator[Listener]:
         yield listen
 
 
-def ranked(records: Sequence[Mapping[str, Any]], names: Sequence[str], width: int, most: int = 12) -> Table:
-    """Trials as a table: those that run, then the best."""
-    running = [record for record in records if record["status"] == "unfinished" and record["epoch"]]
-    ended = [record for record in records if record["status"] != "unfinished"]
-    ended.sort(key=lambda record: (record["val"] is None, record["val"]))
-    rows = [
-        [
-            str(record["trial"]),
-            "running" if record in running else record["status"],
-            f"{round(record['epoch'], 2):,g}",
-            "—" if record["val"] is None else f"{record['val']:.4g}",
-            *(_short(record["values"].get(name)) for name in names),
-        ]
-        for record in [*running, *ended][:most]
-    ]
-    columns = ["trial", "status", "epochs", "validation", *names]
-    return _table(columns, rows, f"{len(ended)} of {len(records)} trials done", width, columns[::-1])
+def ranked(trials: Sequence[Mapping[str, Any]], names: Sequence[str], width: int) -> Table:
+    """The best trials as a table."""
+    found = tables.tuning(trials, names, shown=12)
+    rows = [[cell.text for cell in row] for row in found.rows]
+    return _table(found.columns, rows, found.caption, width, ["Epochs", *names[::-1]])
 
 
 def table(
@@ -114,10 +102,6 @@ def table(
         them. Others are folded.
     """
     CONSOLE.print(_table(columns, rows, title, CONSOLE.width, drop))
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _table(

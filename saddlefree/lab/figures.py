@@ -58,6 +58,7 @@ class Picture(NamedTuple):
     content: Markup
     caption: str = ""
     table: Table | None = None
+    wide: bool = False
 
 
 def styles(names: Iterable[str]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def spectrum(
 
 def solution(axes: Mapping[str, np.ndarray], prediction: np.ndarray, truth: np.ndarray) -> Figure:
     """Prediction, truth and error beside each other; the first two share their colours."""
-    figure = Figure(figsize=(9.2, 2.9), layout="constrained")
+    figure = Figure(figsize=(9.2, 3.0), layout="constrained")
     (across, x), (up, y) = axes.items()
     error = prediction - truth
     ends, widest = (float(truth.min()), float(truth.max())), float(np.abs(error).max()) or 1.0
@@ -164,7 +165,8 @@ def solution(axes: Mapping[str, np.ndarray], prediction: np.ndarray, truth: np.n
     panels.append(("Error", error, "RdBu_r", (-widest, widest)))
     for place, (title, values, colours, (low, high)) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         image = place.pcolormesh(x, y, values, cmap=colours, vmin=low, vmax=high, shading="gouraud", rasterized=True)
-        place.set(xlabel=across, title=title)
+        place.set(xlabel=across)
+        place.set_title(title, fontweight="normal")
         place.grid(visible=False)
         bar = figure.colorbar(image, ax=place, format=FuncFormatter(lambda value, _: short(f"{value:.2g}")))
         bar.outline.set_visible(False)
@@ -239,7 +241,10 @@ def label(axis: Axis) -> None:
 
 def save_png(figure: Figure, path: pathlib.Path, title: str) -> None:
     """Gives a figure its title and legend, and writes it on white."""
-    figure.axes[0].set_title(title, loc="left", pad=10)
+    if len(figure.axes) == 1:
+        figure.axes[0].set_title(title, loc="left", pad=10)
+    else:
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize="medium", fontweight="bold")
     names = figure.axes[0].get_legend_handles_labels()[1]
     if names:
         longest = min(max(map(len, names)), WIDTH)
@@ -254,7 +259,7 @@ def save(figure: Figure, path: pathlib.Path, title: str, table: Table | None = N
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     svg = file.getvalue().replace(INK, "currentColor")
     path.with_suffix(".svg").write_text(svg, "utf-8")
-    return Picture(Markup(svg[svg.index("<svg") :]), table=table)
+    return Picture(Markup(svg[svg.index("<svg") :]), table=table, wide=len(figure.axes) > 1)
 
 
 def _stretch(axes: Axes, axis: str, low: float, high: float, log: bool) -> None:

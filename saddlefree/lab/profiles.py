@@ -35,8 +35,10 @@ def time_to_target(runs: Mapping[str, Sequence[Lines]], loss: str, points: int =
       loss: `train` or `test`; nothing is returned where it is not positive.
       points: from the highest first loss of an optimiser to the lowest that any seed has, evenly in the logarithm.
     """
-    found = {name: [s for s in (statistics.series(lines, "seconds", loss) for lines in seeds) if len(s[0])]
-             for name, seeds in runs.items()}
+    found = {
+        name: [s for s in (statistics.series(lines, "seconds", loss) for lines in seeds) if len(s[0])]
+        for name, seeds in runs.items()
+    }
     found = {name: seeds for name, seeds in found.items() if seeds}
     finite = [values[np.isfinite(values)] for seeds in found.values() for _, values in seeds]
     lowest = min((float(values.min()) for values in finite if len(values)), default=0.0)

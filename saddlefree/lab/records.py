@@ -15,7 +15,7 @@ readers:
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from saddlefree.lab import paper
@@ -78,20 +78,6 @@ def refresh(text: str, folder: pathlib.Path, blocks: Mapping[str, Callable[[], s
     return KEYED.sub(keyed, BLOCK.sub(block, text))
 
 
-def unkeyed(text: str) -> Iterator[str]:
-    """What looks like a measured number and has no key, with a few words around it.
-
-    That is a number with a unit of time, percent or "times" behind it, one with an exponent, and one with three digits
-    or more of which some are behind the point. Code, links and blocks that are rendered from records do not count.
-    """
-    text = BLOCK.sub("", KEYED.sub("", text))
-    text = re.sub(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
-    unit = r"\s?(?:s|ms|%|times|×|seconds|minutes|MB|GB)(?!\w)"
-    number = rf"\d[\d,]*(?:\.\d+)?{unit}|\.\d+{unit}|\d(?:\.\d+)?e-?\d+|(?:[1-9]\d*\.|0?\.0*[1-9])\d\d+|[1-9]\d+\.\d+"
-    for found in re.finditer(rf"(?<![\w.])(?:{number})(?![\w.]*\d)", text):
-        yield " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
-
-
 def _operand(folder: pathlib.Path, text: str) -> float:
     try:
         return float(text)
@@ -99,8 +85,10 @@ def _operand(folder: pathlib.Path, text: str) -> float:
         pass
     name, *steps = shlex.split(text)
     if name.startswith("paper/"):
-        problem, optimiser = name.split("/")[1:]
-        return getattr(paper.RESULTS[problem, optimiser], *steps).median
+        of, part = tuple(name.split("/")[1:]), " ".join(steps)
+        if of not in paper.RESULTS or part not in paper.Losses._fields:
+            raise UserError(f"key {text!r}: the paper has no {', '.join([*of, part])}")
+        return getattr(paper.RESULTS[of], part).median
     record = read(folder, name)
     found = record["summary"]
     if isinstance(found, dict):

@@ -4,7 +4,7 @@ import base64
 import collections
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
@@ -47,7 +47,7 @@ ROW = {
     "seeds": int,
     "diverged": int,
 }
-LINE = {"step": int, "seconds": NUMBER, "train": NUMBER, "optimiser": str, "seed": int}
+LINE: dict[str, Any] = {"step": int, "seconds": NUMBER, "train": NUMBER, "optimiser": str, "seed": int}
 TRIAL = {"trial": int, "values": dict, "status": str, "val": NUMBER, "epoch": NUMBER}
 
 
@@ -65,8 +65,8 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     """Writes `report.html`, `table.md`, `table.tex` and `figures/` into a result folder; returns the page's path.
 
     Args:
-      folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one that
-        holds several of `saddlefree compare`.
+      folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
+        that holds several of `saddlefree compare`.
     """
     if not (folder / "config.json").exists() and (inside := sorted(folder.glob("*/config.json"))):
         config: dict[str, Any] = {"title": f"{len(inside)} comparisons"}
@@ -210,7 +210,11 @@ def _read_solutions(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str
                 try:
                     axes = {axis: np.array(values, float) for axis, values in record["axes"].items()}
                     solution = Solution(axes, *(np.array(record[key], float) for key in ("prediction", "truth")))
-                    shapes = {solution.prediction.shape, solution.truth.shape, tuple(len(a) for a in axes.values())[::-1]}
+                    shapes = {
+                        solution.prediction.shape,
+                        solution.truth.shape,
+                        tuple(len(a) for a in axes.values())[::-1],
+                    }
                 except (TypeError, ValueError):
                     shapes = set()
                 if len(shapes) != 1 or len(axes) != 2:

@@ -174,7 +174,7 @@ def full_name(item: Item | Study) -> str:
 
 def record_name(item: Item | Study) -> str:
     """The name of its record."""
-    return f"{isinstance(item, Item) and item.group or item.part}/{item.name}"
+    return f"{(isinstance(item, Item) and item.group) or item.part}/{item.name}"
 
 
 def reproduce(
@@ -224,7 +224,8 @@ def refresh(out: pathlib.Path, docs: pathlib.Path) -> list[pathlib.Path]:
     changed = []
     if not (docs / "results.md").exists():
         docs.mkdir(parents=True, exist_ok=True)
-        empty = "".join(f"<!-- begin {name} -->\n<!-- end -->\n\n" for name in blocks)
+        shown = ("performance", "results", "studies", "left-out")
+        empty = "\n".join(f"<!-- begin {name} -->\n<!-- end -->\n" for name in shown)
         (docs / "results.md").write_text(f"# Results\n\n{empty}", "utf-8")
     for path in [docs.parent / "README.md", *sorted(docs.glob("*.md"))]:
         if path.exists():

@@ -151,7 +151,7 @@ def _step_cost(folder: pathlib.Path) -> str:
     """Time of a step over Adam's, on one core and on two."""
     one, two = (records.read(folder, f"benchmarks/{name}") for name in ("step_cost_one_core", "step_cost"))
     pairs = zip(one["summary"], two["summary"], strict=True)
-    rows = [[f"`{a['optimiser']}`", *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
+    rows = [[a["optimiser"], *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
     return tables.plain(["optimiser", "time over Adam's, one core", "two cores"], rows)
 
 
@@ -160,7 +160,10 @@ def _physics(folder: pathlib.Path) -> str:
     rows = []
     for problem in _problems(folder):
         if problem.startswith("pinn-"):
-            found = [records.read(folder, f"{problem}/{name}")["summary"] for name in ("lanczos-adaptive", "lbfgs", "kfac", "adam")]
+            found = [
+                records.read(folder, f"{problem}/{name}")["summary"]
+                for name in ("lanczos-adaptive", "lbfgs", "kfac", "adam")
+            ]
             cells = (f"{tables.number(row['train'], 2)} ({tables.number(row['test'], 2)})" for row in found)
             rows.append([problems.find(problem).title, *cells])
     return tables.plain(["problem", "lanczos-adaptive", "L-BFGS", "K-FAC", "Adam"], rows)
@@ -168,13 +171,14 @@ def _physics(folder: pathlib.Path) -> str:
 
 def _from_adam(folder: pathlib.Path) -> str:
     """Training and test loss of Adam and of `low_rank` over it."""
-    pairs = dict.fromkeys(name.rpartition("-")[0].removesuffix("-low") for name in records.names(folder, "from-adam"))
-    rows = []
-    for pair in pairs:
-        found = [records.read(folder, f"{pair}-{name}") for name in ("adam", "low-rank")]
-        title, rate = problems.find(found[0]["problem"]).title, tables.short(f"{found[0]['values']['learning_rate']:g}")
-        losses = [tables.with_error(one["summary"], part) for part in ("train", "test") for one in found]
-        rows.append([title, rate, *losses])
+    names, rows = records.names(folder, "from-adam"), []
+    for name in names:
+        over = f"{name.removesuffix('-adam')}-low-rank"
+        if over in names:
+            found = [records.read(folder, one) for one in (name, over)]
+            rate = tables.short(f"{found[0]['values']['learning_rate']:.0e}")
+            losses = [tables.with_error(one["summary"], part) for part in ("train", "test") for one in found]
+            rows.append([problems.find(found[0]["problem"]).title, rate, *losses])
     columns = ["problem", "rate", "training loss, Adam", "`low_rank`", "test loss, Adam", "`low_rank`"]
     return tables.plain(columns, rows)
 

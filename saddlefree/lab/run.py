@@ -190,8 +190,13 @@ def _solution(plan: Plan, task: Task, state: Any) -> dict[str, Any]:
     """The first seed's solution of an equation, to six digits, for its picture."""
     assert task.solution
     params = jax.tree.map(lambda x: x[0], state.params) if len(plan.seeds) > 1 else state.params
-    found = jax.jit(task.solution)(params)._asdict()
-    return jax.tree.map(lambda x: np.vectorize(lambda v: float(f"{v:.6g}"))(x).tolist(), found)
+    axes, *values = task.solution(params)
+    prediction, truth = ([[float(f"{v:.6g}") for v in row] for row in np.asarray(part)] for part in values)
+    return {
+        "axes": {name: np.asarray(x).tolist() for name, x in axes.items()},
+        "prediction": prediction,
+        "truth": truth,
+    }
 
 
 def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:

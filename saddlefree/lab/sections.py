@@ -24,12 +24,15 @@ LINEAR: dict[str, Any] = {"momentum": {"linear": True}, "reduction_ratio": {"lin
 BANDS = "Lines are medians over seeds; bands reach from the 16th to the 84th percentile of bootstrap medians."
 CUT = "What lies above three times the highest start is cut off."
 RANKS = "The lowest point of the median over seeds, with its standard error, and the mean rank over bootstrap samples."
-TARGETS = "Wall time until a loss is first measured at or below a target. A line ends where half of the seeds go no lower."
+TARGETS = (
+    "Wall time until a loss is first measured at or below a target. A line ends where half of the seeds go no lower."
+)
 RITZ = "From the smallest to the largest Ritz value of the Hessian that a step has met, by the solver's own products."
 SOLVED = "The network at the end of the first seed, the true solution, and the difference of the two, on the test grid."
 PERFORMANCE = (
-    "Share of targets that an optimiser reaches within a multiple of the fastest one's time (Dolan & Moré 2002). A problem "
-    "has the targets L + τ (F − L), τ = 0.1, 0.01, 0.001 and 0.0001: F is the highest first training loss, L the lowest."
+    "Share of targets that an optimiser reaches within a multiple of the fastest one's time (Dolan & Moré 2002). "
+    "A problem has the targets L + τ (F − L), τ = 0.1, 0.01, 0.001 and 0.0001: "
+    "F is the highest first training loss, L the lowest."
 )
 
 Runs = Mapping[str, Sequence[statistics.Lines]]
@@ -83,8 +86,10 @@ def sections(
     def targets(name: str) -> tuple[str, Figure, Table] | None:
         loss = name.removeprefix("target-")
         curves = profiles.time_to_target(runs, loss)
-        title = f"Time to a {labels[loss].lower()}"
-        return (title, figures.targets(curves, styles, labels[loss]), tables.targets(curves)) if curves else None
+        title = f"Time to a {labels[loss][0].lower()}{labels[loss][1:]}"
+        if len(runs) < 2 or not curves:  # of one optimiser it is its loss against wall time, turned
+            return None
+        return title, figures.targets(curves, styles, labels[loss]), tables.targets(curves)
 
     def ranking(name: str) -> tuple[str, Figure, Table] | None:
         loss = name.removeprefix("ranking-")
@@ -97,8 +102,10 @@ def sections(
 
     def quantity(name: str) -> tuple[str, Figure, Table] | None:
         curves = statistics.curves(runs, "step", name)
-        figure = figures.curves(curves, styles, "Steps", **LINEAR.get(name, {})) if curves else None
-        return (QUANTITIES[name], figure, tables.along(curves, "step")) if figure else None
+        if len({float(value) for curve in curves.values() for value in curve.median}) < 2:  # nothing to see
+            return None
+        figure = figures.curves(curves, styles, "Steps", **LINEAR.get(name, {}))
+        return QUANTITIES[name], figure, tables.along(curves, "step")
 
     def ritz(name: str) -> tuple[str, Figure, Table] | None:
         largest, smallest = (statistics.curves(runs, "step", f"{end}_ritz") for end in ("largest", "smallest"))

@@ -18,7 +18,6 @@ STATUSES = {
     "failed": "failed",
 }
 LOST = ("diverged", "failed")
-SHOWN = 20  # trials, at most
 MARKDOWN = str.maketrans({"\\": "\\\\", "|": "\\|", "&": "&amp;", "<": "&lt;"})
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -114,7 +113,7 @@ def along(curves: Mapping[str, Curve], x: str) -> Table:
     if x == "step":
         places = [float(round(place)) for place in places]
     heads = [f"{place:,.0f} steps" if x == "step" else f"{number(place, 2)} s" for place in places]
-    table = Table("Medians", ["Optimiser", *heads], [])
+    table = Table("Medians", ["Median after", *heads], [])
     for name, curve in curves.items():
         medians = [float(np.interp(place, curve.x, curve.median, left=math.nan)) for place in places]
         table.rows.append([Cell(name), *(Cell("–" if math.isnan(value) else number(value)) for value in medians)])
@@ -125,7 +124,8 @@ def targets(curves: Mapping[str, Curve]) -> Table:
     """Seconds to three targets: at a third, two thirds and the end of the way down, in the logarithm."""
     losses = np.concatenate([curve.x for curve in curves.values()])
     ways = np.geomspace(losses.max(), losses.min(), 4)[1:] * (1 + 1e-9)
-    table = Table("Seconds to a loss", ["Optimiser", *(number(float(loss), 2) for loss in ways)], [])
+    heads = ["Seconds to a loss of", *(number(float(loss), 2) for loss in ways)]
+    table = Table("Time to target", heads, [])
     for name, curve in curves.items():
         below = [curve.median[curve.x <= loss] for loss in ways]
         table.rows.append([Cell(name), *(Cell(number(float(times[0])) if len(times) else "–") for times in below)])
@@ -144,7 +144,8 @@ def ranks(found: Mapping[str, Rank]) -> Table:
 
 def spectrum(smallest: Mapping[str, Curve], largest: Mapping[str, Curve]) -> Table:
     """The extreme Ritz values at the start and at the end."""
-    table = Table("At the first and the last step", ["Optimiser", "smallest", "", "largest", ""], [])
+    heads = ["Ritz value", "smallest, first step", "last", "largest, first step", "last"]
+    table = Table("Extreme Ritz values", heads, [])
     for name in smallest:
         ends = (float(curve[name].median[i]) for curve in (smallest, largest) for i in (0, -1))
         table.rows.append([Cell(name), *(Cell(number(value)) for value in ends)])
@@ -175,23 +176,28 @@ def of_study(record: Mapping[str, Any]) -> Table:
     return Table(record["caption"], record["columns"], rows)
 
 
-def tuning(trials: Sequence[Mapping[str, Any]], names: Sequence[str], best: int | None) -> Table:
+def tuning(
+    trials: Sequence[Mapping[str, Any]], names: Sequence[str], best: int | None = None, shown: int = 20
+) -> Table:
     """The trials of a search, best first, those that diverged or failed last.
 
     Args:
       trials: as `trials.json` of a tuning folder has them.
       names: of the hyperparameters that were searched.
       best: the best trial's number; it comes first even where one that was stopped early had less.
+      shown: how many, at most.
     """
 
     def order(trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
         loss = math.inf if trial["val"] is None else trial["val"]
         return trial["trial"] != best, trial["status"] in LOST, loss
 
-    shown = sorted(trials, key=order)[:SHOWN]
-    caption = f"{len(shown)} of {len(trials)} trials by last validation loss; the best of those that finished is on top"
+    kept = sorted(trials, key=order)[:shown]
+    ended = sum(trial["status"] != "unfinished" for trial in trials)
+    caption = f"{len(kept)} of {len(trials)} trials by last validation loss; {ended} have ended"
+    caption += "" if best is None else ", and the best of those that finished is on top"
     table = Table(caption, ["Trial", *names, "Validation loss", "Epochs", "Status"], [])
-    for trial in shown:
+    for trial in kept:
         figures = [text(trial["trial"]), *(text(trial["values"].get(name)) for name in names)]
         figures += ["∞" if trial["status"] == "diverged" else text(trial["val"]), f"{round(trial['epoch'], 2):,g}"]
         cells = [Cell(figure, best=trial["trial"] == best) for figure in [*figures, STATUSES[trial["status"]]]]
