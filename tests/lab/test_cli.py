@@ -272,6 +272,7 @@ def test_progress_shows_what_there_is_room_for(monkeypatch):
 
 def test_an_equation_of_ones_own_is_trained_compared_and_reported(saddlefree, place):
     assert len(HEAT.read_text().splitlines()) <= 30
+    assert f"```python\n{HEAT.read_text()}```" in (HEAT.parent.parent / "docs" / "laboratory.md").read_text()
     plugin = ["--plugin", str(HEAT)]
     code, out, _ = saddlefree("train heat adam --steps 3 --variant kappa=0.5 --out t", *plugin)
     assert code == 0
