@@ -128,6 +128,12 @@ def test_answers_without_jax(arguments):
         ("study saddle --steps 99999999999", "steps must be a whole number from 1 to 1000000000, got 99999999999"),
         ("optimisers --problem digit", "problem 'digit' is not known: did you mean digits?"),
         ("problems digit", "problem 'digit' is not known: did you mean digits?"),
+        ("train digits adam --set learning_rate", "--set must be name=value, such as learning_rate=0.01, got"),
+        ("train saddle kfac --out .", "kfac needs a loss of squared errors or cross-entropies: this problem has none"),
+        ("train digits adam --epochs 0", "epochs must be a number from 1e-09 to 1000000000, got 0.0"),
+        ("study sadle --out .", "study 'sadle' is not known: did you mean saddle?"),
+        ("reproduce --only uci-enrgy --work . --out .", "'uci-enrgy' is not known: did you mean uci-energy?"),
+        ("reproduce --budget soon", "a time must be a number > 0 with s, min or h after it, such as 60s or"),
         ("report nowhere", "config.json is missing"),
     ],
 )
