@@ -26,6 +26,8 @@ def compare(
     budget: float | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     evaluations: int | None = None,
+    variant: Mapping[str, Any] | None = None,
+    plugin: Mapping[str, str] | None = None,
     data_dir: str | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
@@ -42,6 +44,8 @@ def compare(
       budget: seconds of training for each seed of each optimiser, in place of epochs.
       changes: hyperparameters other than the registered ones, by optimiser.
       evaluations: in each run; None is the problem's own number.
+      variant: settings of the problem other than its own.
+      plugin: the user's files that define problem or optimisers, as `plugins.load` returns them.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this comparison already.
       checkpoint_every: seconds between checkpoints.
@@ -50,8 +54,9 @@ def compare(
     changes = changes or {}
     for name in names:  # before data is loaded
         optimisers.configured(name, problem, changes.get(name, {}))
-    task = load(problem, data_dir)
+    task = load(problem, data_dir, variant)
     asked: dict[str, Any] = {"seeds": range(seeds), "epochs": epochs, "budget": budget, "evaluations": evaluations}
+    asked |= {"variant": variant, "plugin": plugin}
     plans = [build(problem, name, task, changes=changes.get(name), **asked) for name in names]
     open_folder(folder, configuration("compare", plans, task), resume)
     lines, rows = [], []

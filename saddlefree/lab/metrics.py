@@ -15,13 +15,27 @@ from saddlefree.lab.events import Event, Progress, Saving
 
 def write_json(path: pathlib.Path, record: Any) -> None:
     """Writes a record, or leaves the old one as it was."""
-    _replace(path, json.dumps(finite(record), indent=2) + "\n")
+    _replace(path, as_text(finite(record)) + "\n")
+
+
+def as_text(record: Any, depth: int = 1) -> str:
+    """JSON in which whatever holds nothing but numbers and texts is on one line."""
+    if not isinstance(record, dict | list):
+        return json.dumps(record, ensure_ascii=False)
+    children = list(record.values() if isinstance(record, dict) else record)
+    if not any(isinstance(child, dict | list) and child for child in children):
+        return json.dumps(record, ensure_ascii=False)
+    texts = [as_text(child, depth + 1) for child in children]
+    if isinstance(record, dict):
+        texts = [f"{json.dumps(str(name))}: {text}" for name, text in zip(record, texts, strict=True)]
+    inside, ends = f",\n{' ' * depth}".join(texts), "{}" if isinstance(record, dict) else "[]"
+    return f"{ends[0]}\n{' ' * depth}{inside}\n{' ' * (depth - 1)}{ends[1]}"
 
 
 def read_json(path: pathlib.Path) -> Any:
     """Reads a record."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is missing: is {path.parent} the folder of a run?") from None
     except ValueError as error:
@@ -34,10 +48,16 @@ def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file. A last line that was cut is not one; any other damage is an error."""
     if not path.exists():
         return
-    *lines, _ = path.read_text().split("\n")
+    try:
+        *lines, _ = path.read_text("utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged (no text): restore it from a copy, or run again") from None
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                raise ValueError
+            yield found
         except ValueError:
             raise UserError(f"{path}, line {number} is damaged: delete the line, or run again") from None
 
@@ -98,7 +118,7 @@ def finite(record: Any) -> Any:
 
 def _replace(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

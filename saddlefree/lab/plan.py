@@ -14,6 +14,7 @@ import jax
 
 from saddlefree.lab import optimisers, problems
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.peers import packages
 from saddlefree.lab.task import Task
 
 
@@ -35,7 +36,7 @@ class Plan:
     evaluations: int | tuple[int, ...]  # how many, or at which steps
     evaluated: int | None  # at most so many examples of each part
     budget: float | None = None  # seconds of a race
-    plugin: Mapping[str, str] | None = None  # name and sha256 of the file that defines the problem
+    plugin: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names of the user's files, with their SHA-256
 
     @property
     def steps_per_epoch(self) -> int:
@@ -88,6 +89,7 @@ def build(
     steps: int | None = None,
     budget: float | None = None,
     evaluations: int | tuple[int, ...] | None = None,
+    variant: Mapping[str, Any] | None = None,
     plugin: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan for what a user asks for; None is the problem's own number.
@@ -101,7 +103,8 @@ def build(
       steps: its length; or
       budget: seconds of training, for each seed.
       evaluations: in the whole run, beside a few early ones, or the steps of them.
-      plugin: name and sha256 of the file that defines the problem.
+      variant: settings of the problem other than its own, as the task was loaded with.
+      plugin: the files that define problem or optimiser, as `plugins.load` returns them.
     """
     entry, chosen = problems.find(problem), tuple(seeds)
     given = [name for name, value in (("epochs", epochs), ("steps", steps), ("budget", budget)) if value is not None]
@@ -113,6 +116,7 @@ def build(
         raise UserError(f"batch_size must be at most the {task.examples} training examples, got {size}")
     plan = Plan(
         problem=problem,
+        variant=entry.variant(variant),
         optimiser=optimiser,
         values=values,
         seeds=chosen,
@@ -125,7 +129,7 @@ def build(
         evaluations=evaluations or entry.evaluations,
         evaluated=entry.evaluated,
         budget=budget,
-        plugin=plugin,
+        plugin=dict(plugin or {}),
     )
     if given not in ([], ["epochs"]):
         return plan
@@ -141,7 +145,7 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
       task: the problem's.
       more: what else is to be kept; it takes the place of what has the same name.
     """
-    packages = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
+    versions = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
     config: dict[str, Any] = {"command": command}
     if plans:
         first = plans[0]
@@ -155,6 +159,8 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
             "budget": first.budget,
             "test": entry.test,
             "batch_size": {plan.optimiser: plan.batch_size for plan in plans},
+            "plugins": first.plugin,
+            "peers": packages(plan.optimiser for plan in plans),
             "plan": first.record() if command == "train" else {plan.optimiser: plan.record() for plan in plans},
         }
     return {
@@ -162,7 +168,7 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
         **more,
         "data": {"source": task.source, "partial": task.partial},
         "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in packages},
+        | {name: importlib.metadata.version(name) for name in versions},
         "machine": {"platform": jax.default_backend(), "system": platform.system(), "cores": cores()},
     }
 

@@ -11,14 +11,15 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from saddlefree.lab import checkpoint, events, problems
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.metrics import Metrics, TensorBoard, finite, read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, configuration, difference
@@ -35,14 +36,6 @@ Result = TypeVar("Result")
 _NAMES = {"loss": "train"}  # of figures, where a line has another name for them
 
 
-class Interrupted(Exception):  # noqa: N818 (it is none)
-    """A signal ended the work, of which nothing is lost."""
-
-    def __init__(self, number: int, where: str):
-        super().__init__(f"interrupted {where}; go on with --resume")
-        self.code = 128 + number
-
-
 @dataclasses.dataclass
 class Position:
     """How far a run is, and the seconds that its program has spent; it is kept with each checkpoint."""
@@ -54,11 +47,11 @@ class Position:
     diverged: dict[str, int] = dataclasses.field(default_factory=dict)  # seed to the step where its loss was not finite
 
 
-def load(problem: str, data_dir: str | None) -> Task:
+def load(problem: str, data_dir: str | None, variant: Mapping[str, Any] | None = None) -> Task:
     """A problem's task, in the problem's precision."""
     entry = problems.find(problem)
     with precision(entry):
-        return entry.load(data_dir)
+        return entry.load(data_dir, variant)
 
 
 def open_folder(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> None:
@@ -185,10 +178,25 @@ def run(
         if not evaluated:  # it was over when it was resumed
             evaluated, spent = _measure(program.evaluate, state)
             at.evaluation += spent
+        if task.solution is not None:
+            write_json(folder / "solution.json", _solution(plan, task, state))
         summary = finite(_summary(plan, at, evaluated))
         write_json(folder / "summary.json", summary)
         tell(events.Finished(summary))
     return summary
+
+
+def _solution(plan: Plan, task: Task, state: Any) -> dict[str, Any]:
+    """The first seed's solution of an equation, to six digits, for its picture."""
+    assert task.solution
+    params = jax.tree.map(lambda x: x[0], state.params) if len(plan.seeds) > 1 else state.params
+    axes, *values = task.solution(params)
+    prediction, truth = ([[float(f"{v:.6g}") for v in row] for row in np.asarray(part)] for part in values)
+    return {
+        "axes": {name: np.asarray(x).tolist() for name, x in axes.items()},
+        "prediction": prediction,
+        "truth": truth,
+    }
 
 
 def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:

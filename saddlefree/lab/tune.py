@@ -27,14 +27,15 @@ import jax
 import ray
 import ray.tune
 
-from saddlefree.lab import events, optimisers, problems, search
+from saddlefree.lab import events, optimisers, plugins, problems, search
 from saddlefree.lab.cluster import connected
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, build, configuration
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, load, open_folder, run
+from saddlefree.lab.run import load, open_folder, run
 from saddlefree.lab.search import Record
+from saddlefree.lab.task import Task
 
 REDUCTION = 4
 """ASHA lets one of so many trials go on from each rung to the next, which is so many times as far."""
@@ -58,6 +59,8 @@ def tune(
     address: str | None = None,
     cpus: int = 1,
     gpus: float = 0,
+    variant: Mapping[str, Any] | None = None,
+    plugin: Sequence[pathlib.Path] = (),
     data_dir: str | None = None,
     resume: bool = False,
     listener: events.Listener = events.ignore,
@@ -74,6 +77,8 @@ def tune(
       seed: of the configurations, and of the initial parameters and batches of every trial.
       address: of a Ray cluster, such as `127.0.0.1:6379`; None starts one on this machine.
       cpus, gpus: that each trial has to itself.
+      variant: settings of the problem other than its own.
+      plugin: the user's files that define problem or optimiser; each process loads them.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this search already.
       listener: is told of all trials whenever something is new.
@@ -84,10 +89,11 @@ def tune(
     data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
     optimisers.configured(optimiser, problem, fixed)
     with connected(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
-        task = load(problem, data_dir)
+        task = load(problem, data_dir, variant)
+        asked: dict[str, Any] = {"seeds": [seed], "epochs": epochs, "variant": variant, "plugin": plugins.load(plugin)}
 
         def plan(values: Mapping[str, Any]) -> Plan:
-            return build(problem, optimiser, task, changes=values, seeds=[seed], epochs=epochs)
+            return build(problem, optimiser, task, changes=values, **asked)
 
         drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
         with precision(entry):
@@ -103,25 +109,30 @@ def tune(
         try:
             if not trials.over():
                 plans = [plan(record["values"]) for record in trials.records]
-                _search(plans, trials, folder, data_dir, epochs, budget, {"cpu": cpus, "gpu": gpus})
+                files = [path.absolute() for path in plugin]
+                _search(plans, trials, folder, files, data_dir, epochs, budget, {"cpu": cpus, "gpu": gpus})
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, f"with {sum(trials.done())} of {configs} trials done") from None
         finally:
             trials.write()
             shutil.rmtree(folder / "ray", ignore_errors=True)
-    summary = _summary(problem, optimiser, trials.records, [*searched, *fixed])
+    given = "".join(f" --plugin {path}" for path in plugin)
+    given += "".join(f" --variant {name}={value}" for name, value in (variant or {}).items())
+    summary = _summary(problem, optimiser, trials.records, [*searched, *fixed], given)
     write_json(folder / "summary.json", summary)
     return summary
 
 
-def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
+def _summary(
+    problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str], given: str
+) -> dict[str, Any]:
     found = search.best(records)
     commands = []
     if found:
         settings = [f"{name}={found['values'][name]}" for name in names if name in found["values"]]
         commands = [
-            f"saddlefree train {problem} {optimiser} " + " ".join(f"--set {text}" for text in settings),
-            f"saddlefree compare {problem} --optimisers {optimiser} "
+            f"saddlefree train {problem} {optimiser}{given} " + " ".join(f"--set {text}" for text in settings),
+            f"saddlefree compare {problem} --optimisers {optimiser}{given} "
             + " ".join(f"--set {optimiser}.{text}" for text in settings),
         ]
     return {"problem": problem, "optimiser": optimiser, "best": found, "commands": commands}
@@ -191,6 +202,7 @@ def _search(
     plans: Sequence[Plan],
     trials: _Trials,
     folder: pathlib.Path,
+    files: Sequence[pathlib.Path],
     data_dir: str | None,
     epochs: float,
     budget: float,
@@ -202,7 +214,7 @@ def _search(
             raise UserError(
                 f"{name}s must be at most the {available.get(name.upper(), 0):g} that Ray has, got {wanted:g}"
             )
-    work = functools.partial(_trial, plans=plans, done=trials.done(), folder=folder, data_dir=data_dir)
+    work = functools.partial(_trial, plans=plans, done=trials.done(), folder=folder, files=files, data_dir=data_dir)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(work, resources),
         param_space={"trial": ray.tune.grid_search(list(range(len(plans))))},
@@ -230,6 +242,7 @@ def _trial(
     plans: Sequence[Plan],
     done: Sequence[bool],
     folder: pathlib.Path,
+    files: Sequence[pathlib.Path],
     data_dir: str | None,
 ) -> None:
     """One run in a process of Ray's; each validation loss is reported, and ASHA may end it there."""
@@ -247,8 +260,9 @@ def _trial(
                 if line["epoch"] > known:
                     _report(line)
 
+    plugins.check(place, plan.plugin, plugins.load(files))
     jax.clear_caches()  # of the trial that was here before
-    summary = run(plan, _task(plan.problem, data_dir), place, listener=listen)
+    summary = run(plan, _task(plan.problem, data_dir, tuple(plan.variant.items())), place, listener=listen)
     last = {name: value[0] if isinstance(value, list) else value for name, value in summary.items()}
     if summary["status"] == "diverged" or last.get("val", last["train"]) is None:
         last |= {"status": "diverged", "val": WORST}
@@ -268,7 +282,9 @@ def _figures(line: Mapping[str, Any]) -> Record:
     return {**known, "node": ray.get_runtime_context().get_node_id()[:8]}
 
 
-_task = functools.lru_cache(maxsize=1)(load)  # once in a process
+@functools.lru_cache(maxsize=1)  # once in a process
+def _task(problem: str, data_dir: str | None, variant: tuple[tuple[str, Any], ...]) -> Task:
+    return load(problem, data_dir, dict(variant))
 
 
 def _place(folder: pathlib.Path, number: int) -> pathlib.Path:
