@@ -364,7 +364,7 @@ def _show(folder: pathlib.Path) -> None:
             [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
             for row in each.rows
         ]
-        drop = [name for name in _DROPPED if name in each.columns] or each.columns[:0:-1]
+        drop = [name for name in _DROPPED if name in each.columns] or each.columns[1:-1]
         table(each.columns, rows, each.caption, drop)
     _say(f"report: {page.path}")
 
@@ -377,11 +377,30 @@ def _number(value: float | None) -> str:
     return "—" if value is None else plain(value)
 
 
-def _say(text: str) -> None:
-    CONSOLE.print(escape(text), soft_wrap=True, highlight=False)
+def _say(text: str, markup: bool = False) -> None:
+    CONSOLE.print(text if markup else escape(text), soft_wrap=True, highlight=False)
+
+
+def demo(*, out: Folder = "runs/demo") -> None:
+    """Shows in two or three minutes what the library is for: a saddle, an equation, mini-batches; no data is needed.
+
+    Args:
+      out: the folder for the results; what it holds already is not done again.
+    """
+    from saddlefree.lab.demo import PARTS
+    from saddlefree.lab.metrics import read_json
+
+    folder = folder_of(out, "demo")
+    for part in PARTS:
+        _say(f"\n[bold]{part.title}[/]\n[dim]$ saddlefree {part.command}[/]", markup=True)
+        where = folder / part.folder
+        _run([*part.command.split(), "--out", str(where), "--resume"])
+        CONSOLE.print(escape(part.read(read_json(where / "summary.json"))), highlight=False)
+    _say(f"\nWith figures: {', '.join(str(folder / part.folder / 'report.html') for part in PARTS)}")
 
 
 COMMANDS = {
+    "demo": demo,
     "problems": list_problems,
     "optimisers": list_optimisers,
     "train": train,
@@ -400,12 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"saddlefree {importlib.metadata.version('saddlefree')}")
         return
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,  # type: ignore[arg-type]
-            prog="saddlefree",
-            description="Saddle-free Newton for JAX: problems, runs, comparisons and reports.",
-            args=given or ["--help"],
-        )
+        _run(given or ["--help"])
     except UserError as error:
         _end(str(error), 2)
     except Interrupted as error:
@@ -414,6 +428,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _end("interrupted", 130)
     except OSError as error:
         _end(f"{error.filename or 'a file'}: {os.strerror(error.errno) if error.errno else error}", 2)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,  # type: ignore[arg-type]
+        prog="saddlefree",
+        description="Saddle-free Newton for JAX: problems, runs, comparisons and reports.",
+        args=arguments,
+    )
 
 
 def _end(message: str, code: int) -> None:

@@ -1,5 +1,6 @@
 """What a person sees: progress while a command works, tables, text. All of it fits the terminal's width, or COLUMNS."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -106,11 +107,14 @@ def table(
 def _table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, width: int, drop: Sequence[str] = ()
 ) -> Table:
-    # A heading may be folded between its words, a figure may not.
-    widths = [
-        max(cell_len(part) for part in (*name.split(), *(line for text in texts for line in text.split("\n"))))
-        for name, *texts in zip(columns, *rows, strict=True)
+    # A heading may be folded between its words, a figure only where nothing else helps.
+    cells = [
+        max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
+        for texts in zip(*rows, strict=True)
     ]
+    cells = cells or [0] * len(columns)
+    words = [max(cell_len(word) for word in name.split()) for name in columns]
+    widths = [max(pair) for pair in zip(cells, words, strict=True)]
     kept, left = list(range(len(columns))), list(drop)
     while sum(widths[i] + 3 for i in kept) + 1 > width and left:
         kept.remove(columns.index(left.pop(0)))
@@ -118,7 +122,9 @@ def _table(
     caption = f"Not shown at {width} columns: {', '.join(gone)}" if gone else None
     found = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for i in kept:
-        found.add_column(columns[i], justify="left" if i == 0 else "right", no_wrap=i == 0, overflow="fold")
+        heading = "\n".join(textwrap.wrap(columns[i], widths[i]))
+        number = i > 0 and all(row[i][:1] in "0123456789-−—∞" for row in rows)
+        found.add_column(heading, justify="right" if number else "left", no_wrap=i == 0, overflow="fold")
     for row in rows:
         found.add_row(*(row[i] for i in kept))
     return found

@@ -1,6 +1,6 @@
 """What there is: problems and optimisers, in lists and in detail."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.markup import escape
@@ -63,11 +63,15 @@ def describe(name: str, data_dir: str | None) -> None:
         if text:
             CONSOLE.print(Padding(f"{key}: {escape(text)}", (0, 0, 0, 2)), highlight=False)
     if entry.variants:
-        rows = [[key, str(s.default), s.allowed, s.about] for key, s in entry.variants.items()]
+        rows = [[key, _short(s.default), s.allowed, s.about] for key, s in entry.variants.items()]
         table(["variant", "default", "allowed", "what"], rows)
     for who, variant in entry.published.items():
         text = " ".join(f"--variant {key}={value}" for key, value in variant.items())
         CONSOLE.print(Padding(f"{who}: {text}", (0, 0, 0, 2)), highlight=False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _data(entry: problems.Problem, data_dir: str | None) -> str:

@@ -12,7 +12,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from saddlefree.lab import cli, display, events, optimisers, plugins, problems
+from saddlefree.lab import cli, demo, display, events, optimisers, plugins, problems
 from saddlefree.lab.metrics import read_json, read_lines
 
 HEAT = pathlib.Path(__file__).parent.parent.parent / "examples" / "heat.py"
@@ -335,6 +335,25 @@ def test_a_plugin_that_fails_is_one_line(text, message, saddlefree):
     assert before == problems.PROBLEMS
     pathlib.Path("mine.txt").write_text(text)
     assert "must be a Python file" in saddlefree("problems --plugin mine.txt")[2]
+
+
+def test_the_demo_says_what_its_records_hold(saddlefree, place, monkeypatch):
+    assert [part.folder for part in demo.PARTS] == ["saddle", "equation", "batches"]
+    for part in demo.PARTS:  # each is a command that the command line knows
+        with pytest.raises(SystemExit):
+            cli.main([*part.command.split(), "--help"])
+    row = {"seconds": 10.0, "seconds_per_step": 0.1}
+    rows = [{"optimiser": name, "train": train, **row} for name, train in (("lanczos-adaptive", 1.0), ("lbfgs", 4.0))]
+    adam = {"optimiser": "adam", "train": 0.5, **row}
+    equation = demo.PARTS[1].read
+    assert equation({"rows": rows}) == "The loss of lanczos-adaptive is 4 times below lbfgs's."
+    assert "It is above that of adam: this machine had time for 100" in equation({"rows": [*rows, adam]})
+    monkeypatch.setattr(demo, "PARTS", [demo.PARTS[0]._replace(command="study saddle --steps 20")])
+    for _ in range(2):  # the second time nothing is done again
+        code, out, _ = saddlefree("demo --out d")
+        assert code == 0
+        assert "Newton ends on the saddle, at 0; the others go past it, to -0.499." in out
+        assert "d/saddle/report.html" in out
 
 
 def test_variants_are_kept_and_compared_on_resume(saddlefree, place):
