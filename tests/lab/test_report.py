@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saddlefree.lab import figures, profiles, report, sections, statistics, tables
+from saddlefree.lab import display, figures, profiles, report, sections, statistics, tables
 from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_lines
@@ -396,6 +396,16 @@ def test_only_the_best_trials_are_in_the_table():
     assert table.caption.startswith("20 of 30 trials")
     assert [row[0].text for row in table.rows] == [str(i) for i in np.argsort(losses)[:20]]
     assert [row[0].best for row in table.rows] == [True] + 19 * [False]
+
+
+def test_the_terminal_has_the_same_table():
+    shown = display.ranked(TRIALS, ["learning_rate"], width=200)
+    found = tables.tuning(TRIALS, ["learning_rate"], shown=12)
+    assert [list(column.cells) for column in shown.columns] == [
+        [row[i].text for row in found.rows] for i in range(len(found.columns))
+    ]
+    assert shown.title == found.caption
+    assert len(display.ranked(TRIALS, ["learning_rate"], width=50).columns) < len(found.columns)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0, "log"), (-1, "linear")])
