@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 from rich.markup import escape
@@ -35,13 +35,10 @@ from saddlefree.lab.arguments import (
     pairs,
     seconds,
 )
-from saddlefree.lab.display import CONSOLE, ERRORS, plain, progress, ranked, table, trials
+from saddlefree.lab.display import CONSOLE, ERRORS, plain, progress, table, trials
 from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.listing import list_optimisers, list_problems
 from saddlefree.lab.settings import Setting
-
-if TYPE_CHECKING:
-    from saddlefree.lab.tables import Table
 
 DIVERGED = 3
 """The exit code of a run that diverged."""
@@ -246,7 +243,6 @@ def tune(
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: install the extra, saddlefree[tune]") from None
     from saddlefree.lab import search
-    from saddlefree.lab.metrics import read_json
 
     searched = search.names(problem, optimiser, fixed)
     with trials(searched) as listener:
@@ -268,7 +264,6 @@ def tune(
             resume=resume,
             listener=listener,
         )
-    CONSOLE.print(ranked(read_json(folder / "trials.json"), searched, CONSOLE.width))
     for command in summary["commands"]:
         CONSOLE.print(command, soft_wrap=True, highlight=False)
     _show(folder)
@@ -354,7 +349,7 @@ def show_report(folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.
     """Writes tables and figures of a result folder, and one self-contained page of them; prints the tables.
 
     Args:
-      folder: that train, compare, tune or study wrote.
+      folder: that train, compare, tune or study wrote, or one that holds several comparisons.
     """
     _show(folder)
 
@@ -364,31 +359,14 @@ def _show(folder: pathlib.Path) -> None:
     from saddlefree.lab import report
 
     page = report.write(folder)
-    for each in _tables(folder):
+    for each in page.tables:
         rows = [
             [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
             for row in each.rows
         ]
         drop = [name for name in _DROPPED if name in each.columns] or each.columns[1:-1]
         table(each.columns, rows, each.caption, drop)
-    _say(f"report: {page}")
-
-
-def _tables(folder: pathlib.Path) -> "list[Table]":
-    """Those of a folder that `report.write` has found to be in order."""
-    from saddlefree.lab import statistics, tables
-    from saddlefree.lab.metrics import read_json, read_lines
-
-    config = read_json(folder / "config.json")
-    match config["command"]:
-        case "study":
-            return [tables.of_study(record) for record in config.get("tables", [])]
-        case "compare":
-            return [tables.results(config["problem"], read_json(folder / "summary.json")["rows"], config["test"])]
-        case "train":
-            (name,), lines = config["optimisers"], list(read_lines(folder / "metrics.jsonl"))
-            return [tables.results(config["problem"], [statistics.summarise(name, [lines])], config["test"])]
-    return []
+    _say(f"report: {page.path}")
 
 
 def _val(line: Mapping[str, Any]) -> float:

@@ -120,7 +120,8 @@ def performance(found: profiles.Profile, styles: Mapping[str, Any]) -> Figure:
         shares = np.arange(len(ratios) + 1) / len(found[name])
         x, y = np.concatenate([[1.0], ratios, [end]]), np.append(shares, shares[-1])
         axes.step(x, y, where="post", label=textwrap.fill(name, WIDTH), **styles[name])
-    axes.set(xlabel="Time over that of the fastest", xscale="log", xlim=(0.95, end), ylim=(-0.02, 1.02))
+    axes.set(xlabel="Time over that of the fastest", xscale="log", xlim=(0.95, end))
+    axes.set(ylabel="Share of targets", ylim=(-0.02, 1.02))
     label(axes.xaxis)
     return figure
 

@@ -61,15 +61,23 @@ class Content(NamedTuple):
     commands: Sequence[str] = ()  # to be copied
 
 
-def write(folder: pathlib.Path) -> pathlib.Path:
-    """Writes `report.html`, `table.md`, `table.tex` and `figures/` into a result folder; returns the page's path.
+class Page(NamedTuple):
+    """Where it is, and its tables."""
+
+    path: pathlib.Path
+    tables: list[Table]
+
+
+def write(folder: pathlib.Path) -> Page:
+    """Writes `report.html`, `table.md`, `table.tex` and `figures/` into a result folder.
 
     Args:
       folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
         that holds several of `saddlefree compare`.
     """
     if not (folder / "config.json").exists() and (inside := sorted(folder.glob("*/config.json"))):
-        config: dict[str, Any] = {"title": f"{len(inside)} comparisons"}
+        first = _read(inside[0], {"command": str})
+        config = {"title": f"{len(inside)} comparisons"} | {key: first.get(key) for key in ("versions", "machine")}
         content = _several([path.parent for path in inside])
     else:
         config = _read(folder / "config.json", {"command": str, "title": str})
@@ -81,7 +89,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     for name, written in (("table.md", map(markdown, content.tables)), ("table.tex", map(latex, content.tables))):
         (folder / name).write_text("\n".join(written), "utf-8")
     (folder / "report.html").write_text(page, "utf-8")
-    return folder / "report.html"
+    return Page(folder / "report.html", content.tables)
 
 
 def _study(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:

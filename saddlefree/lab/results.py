@@ -40,7 +40,7 @@ def add(
       folder: of the records.
       name: problem/row, such as `uci-energy/adam-cosine`.
       compared: the folder of `saddlefree compare` with this optimiser alone.
-      plan: is kept in the record.
+      plan: what was asked for, by which `holds` knows the record; the plan of the run itself is kept as `run`.
       searched: the folder of `saddlefree tune` that its hyperparameters are from.
     """
     config, (row,) = read_json(compared / "config.json"), read_json(compared / "summary.json")["rows"]
@@ -59,6 +59,7 @@ def add(
         "name": name.partition("/")[2],
         "optimiser": row.pop("optimiser"),
         "plan": plan,
+        "run": config["plan"][optimiser],
         "values": values,
         "batch_size": config["batch_size"][optimiser],
         "tuning": _search(searched) if searched else None,

@@ -112,8 +112,8 @@ def along(curves: Mapping[str, Curve], x: str) -> Table:
     places = [place for place in (end / 100, end / 10) if place > start] + [end]
     if x == "step":
         places = [float(round(place)) for place in places]
-    heads = [f"{place:,.0f} steps" if x == "step" else f"{number(place, 2)} s" for place in places]
-    table = Table("Medians", ["Median after", *heads], [])
+    heads = [f"step {place:,.0f}" if x == "step" else f"{number(place, 2)} s" for place in places]
+    table = Table("Medians", ["Median at", *heads], [])
     for name, curve in curves.items():
         medians = [float(np.interp(place, curve.x, curve.median, left=math.nan)) for place in places]
         table.rows.append([Cell(name), *(Cell("–" if math.isnan(value) else number(value)) for value in medians)])

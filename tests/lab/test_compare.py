@@ -100,16 +100,6 @@ def test_the_commands_from_train_to_report(tmp_path, capsys):
     assert read_json(tmp_path / "set" / "config.json")["optimisers"]["sgd"]["learning_rate"] == 0.2
 
 
-def test_lists(capsys):
-    saddlefree("problems")
-    text = capsys.readouterr().out
-    assert all(name in text for name in ("pinn-burgers", "uci-energy", "embedded"))
-    saddlefree("optimisers")
-    text = capsys.readouterr().out
-    assert "Exact SFN" in text
-    assert "learning_rate" in text
-
-
 def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
     taken = tmp_path / "taken"
     saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(taken))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saddlefree.lab import figures, profiles, report, sections, statistics, tables
+from saddlefree.lab import display, figures, profiles, report, sections, statistics, tables
 from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_lines
@@ -103,7 +103,7 @@ class Page(HTMLParser):
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     write_folder(folder, compare_runs(), data={"source": "from a file", "partial": "460 of 692 training examples"})
-    assert report.write(folder) == folder / "report.html"
+    assert report.write(folder).path == folder / "report.html"
     return folder
 
 
@@ -187,14 +187,14 @@ def test_training_run_of_one_seed(tmp_path):
     (tmp_path / "summary.json").unlink()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "tr')
-    first = report.write(tmp_path).read_text()
+    first = report.write(tmp_path).path.read_text()
     page = Page(first)
     assert page.rows[1] == ["mine", "0.205", "0.615", "0.410", "90.0", "0.615", "0 of 1", "10.0", "0.400"]
     assert "mine on uci-energy, 1 seed, 30 seconds: test relative error 0.410." in page.text
     assert page.tags.count("svg") == 4
     assert page.text.count("Test relative error") == 3  # the table's and two figures'
     assert not {"Ranking", "Adaptive quantities"} & set(re.findall("<h2>(.*)</h2>", first))
-    assert report.write(tmp_path).read_text() == first
+    assert report.write(tmp_path).path.read_text() == first
 
 
 def write_solution(folder, prediction):
@@ -209,7 +209,7 @@ def test_a_solved_equation_has_a_picture(tmp_path):
     write_folder(tmp_path, {name: compare_runs()[name] for name in names})
     write_solution(tmp_path / "runs" / "adam", [[0.0, 1.0, 2.0], [3.0, 4.0, 5.5]])
     write_solution(tmp_path / "runs" / "exact-adaptive" / "seed-0", [[0.0, None, 2.0], [3.0, 4.0, 5.0]])  # diverged
-    page = Page(report.write(tmp_path).read_text())
+    page = Page(report.write(tmp_path).path.read_text())
     place = page.rows.index(["Relative L2 error", "Largest error", "Largest true value"])
     assert page.rows[place + 1] == ["0.0674", "0.500", "5.00"]  # 0.5/√55
     assert page.text.count("Relative L2 error") == 1
@@ -221,7 +221,7 @@ def test_a_solved_equation_has_a_picture(tmp_path):
 
 def test_a_run_leaves_what_the_picture_shows(tmp_path):
     """Of the first of the seeds that ran together: its test figure is that of the picture."""
-    compare("pinn-poisson", ["adam"], tmp_path, seeds=2, epochs=2)
+    compare("pinn-poisson", ["adam"], tmp_path, seeds=2, epochs=2, variant={"width": 4, "depth": 1})
     record = json.loads((tmp_path / "runs" / "adam" / "solution.json").read_text())
     prediction, truth = np.array(record["prediction"]), np.array(record["truth"])
     first = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["seed"] == 0]
@@ -229,7 +229,7 @@ def test_a_run_leaves_what_the_picture_shows(tmp_path):
     assert error == pytest.approx(first[-1]["test"], rel=1e-4)
     across, up = (np.array(values) for values in record["axes"].values())
     assert truth == pytest.approx(np.sin(np.pi * across) * np.sin(2 * np.pi * up[:, None]), abs=1e-5)
-    assert "Relative L2 error" in report.write(tmp_path).read_text()
+    assert "Relative L2 error" in report.write(tmp_path).path.read_text()
 
 
 @pytest.mark.parametrize("prediction", [[[0.0, 1.0], [2.0, 3.0]], [[0.0], [1.0, 2.0]], ["text"]])
@@ -246,7 +246,7 @@ def test_several_comparisons_are_one_page(tmp_path):
     runs = compare_runs()
     write_folder(tmp_path / "one", runs)
     write_folder(tmp_path / "two", {name: runs[name] for name in ("adam", "exact-adaptive")}, title="Another")
-    page = Page(report.write(tmp_path).read_text())
+    page = Page(report.write(tmp_path).path.read_text())
     assert "2 comparisons" in page.text
     assert "Another. Final values" in page.text
     profile = page.rows[-2:]
@@ -288,7 +288,7 @@ def test_performance_profile(times):
 
 def test_every_seed_diverges_at_once(tmp_path):
     runs = {name: [[{"optimiser": name, **seed_lines(1.0, until=0)[0]}]] for name in ("adam", "sgd")}
-    page = Page(report.write(write_folder(tmp_path, runs, seeds=[0])).read_text())
+    page = Page(report.write(write_folder(tmp_path, runs, seeds=[0])).path.read_text())
     assert page.rows[1][1].startswith("∞")
     assert "most seeds diverged" in page.text
     assert page.text.count("diverged with seed 0") == 2
@@ -301,7 +301,7 @@ def test_study(tmp_path):
     config = {"command": "study", "study": "saddle", "title": "Saddle", "tables": tables}
     config["figures"] = [{"file": "saddle.svg", "caption": '"Paths" & more'}]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    page = Page(report.write(tmp_path).read_text())
+    page = Page(report.write(tmp_path).path.read_text())
     assert page.rows == [["K", "error"], ["3", "0.123"], ["10", "–"]]
     assert [address[:26] for address in page.addresses] == ["data:image/svg+xml;base64,"]
     assert not {"script", "svg"} & set(page.tags)
@@ -352,7 +352,7 @@ def write_tuning(folder, trials=TRIALS, best=2, commands=(f"saddlefree train dig
 
 
 def test_tuning(tmp_path):
-    first = report.write(write_tuning(tmp_path / "run")).read_text()
+    first = report.write(write_tuning(tmp_path / "run")).path.read_text()
     page = Page(first)
     assert page.rows == [
         ["Trial", "learning_rate", PLACE, "Validation loss", "Epochs", "Status"],
@@ -378,12 +378,12 @@ def test_tuning(tmp_path):
     names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {f"val-{name}.{kind}" for name in ("learning_rate", "----b-a--b-") for kind in ("png", "svg")}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert report.write(tmp_path / "run").read_text() == first
+    assert report.write(tmp_path / "run").path.read_text() == first
 
 
 def test_tuning_that_found_nothing(tmp_path):
     trials = [trial | {"val": None} for trial in TRIALS[3:6]]
-    page = Page(report.write(write_tuning(tmp_path, trials, best=None, commands=[])).read_text())
+    page = Page(report.write(write_tuning(tmp_path, trials, best=None, commands=[])).path.read_text())
     assert [row[0] for row in page.rows[1:]] == ["5", "3", "4"]
     assert "3 configurations: 1 unfinished, 1 diverged, 1 failed. None has a finite validation loss." in page.text
     assert "pre" not in page.tags
@@ -396,6 +396,16 @@ def test_only_the_best_trials_are_in_the_table():
     assert table.caption.startswith("20 of 30 trials")
     assert [row[0].text for row in table.rows] == [str(i) for i in np.argsort(losses)[:20]]
     assert [row[0].best for row in table.rows] == [True] + 19 * [False]
+
+
+def test_the_terminal_has_the_same_table():
+    shown = display.ranked(TRIALS, ["learning_rate"], width=200)
+    found = tables.tuning(TRIALS, ["learning_rate"], shown=12)
+    assert [list(column.cells) for column in shown.columns] == [
+        [row[i].text for row in found.rows] for i in range(len(found.columns))
+    ]
+    assert shown.title == found.caption
+    assert len(display.ranked(TRIALS, ["learning_rate"], width=50).columns) < len(found.columns)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0, "log"), (-1, "linear")])

@@ -105,6 +105,7 @@ def test_a_record_holds_what_was_compared(kept, compared):
         assert summary.pop("optimiser") == record["optimiser"] == record["name"]
         assert record["summary"] == summary | {"steps": 20}
         assert record["plan"] == PLAN
+        assert record["run"] == read_json(compared / record["name"] / "config.json")["plan"][record["name"]]
         assert record["values"] == optimisers.configured(record["name"], "saddle", {})
         assert {"python", "saddlefree", "jax"} <= record["versions"].keys()
         assert set(record["curves"]) == {"train-seconds", "test-seconds", "train-step", "test-step"}
@@ -183,7 +184,9 @@ def small(monkeypatch, compared):
     return calls
 
 
-def test_what_has_results_is_not_done_again(small, tmp_path):
+def test_what_has_results_is_neither_done_nor_drawn_again(small, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(results, "draw", lambda out, docs, problem: drawn.append(problem))
     folders = tmp_path / "work", tmp_path / "results", tmp_path / "docs"
     assert reproduce.reproduce(*folders, budget=100, only=["saddle:sgd"]) == ["saddle:adam"]
     assert len(small) == 1
@@ -191,7 +194,7 @@ def test_what_has_results_is_not_done_again(small, tmp_path):
     assert len(small) == 2
     shutil.rmtree(tmp_path / "work")
     assert reproduce.reproduce(*folders, budget=100) == []
-    assert len(small) == 2
+    assert len(small) == len(drawn) == 2
     assert "Nothing that was planned." in (tmp_path / "docs" / "results.md").read_text()
 
 

@@ -34,7 +34,7 @@ def check_files(folder, name):
         assert (folder / figure["file"]).with_suffix(".png").read_bytes().startswith(PNG)
     for table in config["tables"]:
         assert {len(row) for row in table["rows"]} == {len(table["columns"])}
-    page = report.write(folder).read_text()
+    page = report.write(folder).path.read_text()
     assert page.count("<img") == len(config["figures"]) > 0
     assert page.count("<table") == len(config["tables"]) > 0
     return config, list(read_lines(folder / "metrics.jsonl")), read_json(folder / "summary.json")
