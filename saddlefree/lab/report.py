@@ -75,6 +75,7 @@ def write(folder: pathlib.Path) -> Page:
       folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
         that holds several of `saddlefree compare`.
     """
+    config: dict[str, Any]
     if not (folder / "config.json").exists() and (inside := _comparisons(folder)):
         config = {"title": f"{len(inside)} comparison{'s' * (len(inside) > 1)}"}
         config |= {key: next(iter(inside.values())).get(key) for key in ("versions", "machine")}
