@@ -3,6 +3,7 @@
 Each is one entry and imports its library when it is built. Tolerances are zero: a run ends when its plan says.
 """
 
+import contextlib
 import importlib.metadata
 import sys
 from collections.abc import Iterable
@@ -38,6 +39,7 @@ class PeerState(NamedTuple):
 def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) -> "Method":
     """Steps of an optimistix solver: of `init` and `step`, which its own loop calls too."""
     import equinox as eqx
+    import jax
     import jax.numpy as jnp
 
     from saddlefree.lab.methods import Method
@@ -58,7 +60,8 @@ def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) ->
         return fn, dynamic, static
 
     def init(params: Any, model_state: Any, seed: Any, batch: Any) -> PeerState:
-        return PeerState(params, model_state, parts(params, model_state, batch)[1])
+        # Copied, because the state holds the parameters again and a run donates both.
+        return PeerState(params, model_state, jax.tree.map(jnp.copy, parts(params, model_state, batch)[1]))
 
     def step(state: PeerState, batch: Any) -> tuple[PeerState, dict[str, Any]]:
         fn, _, static = parts(state.params, state.model_state, batch)
@@ -109,7 +112,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
 @optimiser(
     "psgd-kron",
     "PSGD with Kronecker factors, of psgd-jax",
-    {**rate(1e-3, 1e-5, 0.1, "cosine"), "averaging": Setting(0.9, high=0.9999)},
+    {**rate(3e-3, 1e-5, 0.1, "cosine"), "averaging": Setting(0.9, high=0.9999)},
     mapped=False,
     package="psgd-jax",
 )
@@ -122,4 +125,11 @@ def _(v: "Values", around: "Circumstances") -> Any:
     optax._src.clipping = _clipping
     from psgd_jax.kron import kron
 
-    return kron(schedule(v, around), b1=v["averaging"])
+    tx = kron(schedule(v, around), b1=v["averaging"])
+
+    def init(params: Any) -> Any:
+        with contextlib.redirect_stdout(None):  # it prints its sizes
+            return tx.init(params)
+
+    # Without extra arguments, which it announces and does not take.
+    return optax.GradientTransformation(init, lambda g, state, params=None: tx.update(g, state, params))

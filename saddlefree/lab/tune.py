@@ -6,16 +6,12 @@ of Ray's own are never read: they are pickles.
 """
 
 import functools
-import logging
 import math
 import os
 import pathlib
 import shutil
 import signal
-import socket
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Before Ray starts: it tells nobody of its use, and leaves logs, signals, folders and the screen to us.
@@ -32,9 +28,10 @@ import ray
 import ray.tune
 
 from saddlefree.lab import events, optimisers, plugins, problems, search
+from saddlefree.lab.cluster import connected
 from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
-from saddlefree.lab.plan import Plan, build, configuration, cores
+from saddlefree.lab.plan import Plan, build, configuration
 from saddlefree.lab.program import Program, precision
 from saddlefree.lab.run import load, open_folder, run
 from saddlefree.lab.search import Record
@@ -91,7 +88,7 @@ def tune(
     data_dir = data_dir or os.environ.get("SADDLEFREE_DATA")
     data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
     optimisers.configured(optimiser, problem, fixed)
-    with _cluster(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
+    with connected(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
         task = load(problem, data_dir, variant)
         asked: dict[str, Any] = {"seeds": [seed], "epochs": epochs, "variant": variant, "plugin": plugins.load(plugin)}
 
@@ -292,61 +289,3 @@ def _task(problem: str, data_dir: str | None, variant: tuple[tuple[str, Any], ..
 
 def _place(folder: pathlib.Path, number: int) -> pathlib.Path:
     return folder / "trials" / f"{number:03}"
-
-
-@contextmanager
-def _cluster(address: str | None, threads: int) -> Iterator[None]:
-    """A connection to Ray, which ends with it; without an address, Ray itself does too."""
-    limit = {"env_vars": {"NPROC": str(threads)}}  # of XLA's threads, for others run beside a trial
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
-    if address is not None:
-        _probe(address)
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")  # what answers may not be Ray: it tries for 20 s
-    try:
-        if address is None:
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-        else:
-            with _silent():
-                ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = str(error).splitlines()[0]
-        if address is None:
-            raise UserError(f"Ray cannot be started ({reason})") from error
-        raise _unreachable(address, reason) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keeps off the screen what Ray's own library writes to the file descriptor of stderr."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def _probe(address: str, patience: float = 3.0) -> None:
-    """Connects to a cluster's port once: Ray itself tries for a minute."""
-    place = address.removeprefix("ray://")
-    if place in ("auto", "local"):
-        return
-    host, _, port = place.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"address must be HOST:PORT such as 127.0.0.1:6379, got {address!r}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), patience).close()
-    except OSError as error:
-        raise _unreachable(address, error.strerror or str(error)) from error
-
-
-def _unreachable(address: str, reason: str) -> UserError:
-    hint = "is it running, and is RAY_AUTH_MODE here what it is there?"
-    return UserError(f"Ray cannot be reached at {address} ({reason}): {hint}")

@@ -229,6 +229,17 @@ def test_optimisers_of_a_problem_have_the_values_of_a_run(saddlefree):
     assert "learning_rate=0.003 " in saddlefree("optimisers")[1]
 
 
+@pytest.mark.parametrize("name", [name for name, entry in optimisers.OPTIMISERS.items() if entry.package])
+def test_a_peer_runs_and_its_licence_is_recorded(name, saddlefree, place):
+    if optimisers.find(name).missing:
+        pytest.skip(f"{optimisers.find(name).package} is not installed")
+    code, out, _ = saddlefree(f"train diabetes {name} --steps 3 --out t")
+    assert code == 0
+    assert "finished after 3 steps" in out
+    (peer,) = read_json(place / "t" / "config.json")["peers"].values()
+    assert set(peer) == {"version", "licence"}
+
+
 def test_a_missing_peer_is_marked(saddlefree, monkeypatch):
     monkeypatch.setattr(optimisers.Optimiser, "missing", property(lambda entry: entry.package == "jinns"))
     lines = [line for line in saddlefree("optimisers")[1].replace("\n    ", "\n").split("\n") if "pip install" in line]
@@ -240,7 +251,7 @@ def test_a_missing_peer_is_marked(saddlefree, monkeypatch):
 
 def test_a_problem_describes_itself(saddlefree):
     out = saddlefree("problems pinn-convection")[1]
-    for text in ("u_t + β u_x = 0", "5,301 parameters", "float64", "full batch", "Krishnapriyan", "beta", "20.0"):
+    for text in ("u_t + β u_x = 0", "5,301 parameters", "float64", "full batch", "Krishnapriyan", "beta", " 20 "):
         assert text in out
     assert "1,150 for training, 288 for validation, 359 for test" in saddlefree("problems digits")[1]
 
@@ -261,6 +272,7 @@ def test_progress_shows_what_there_is_room_for(monkeypatch):
 
 def test_an_equation_of_ones_own_is_trained_compared_and_reported(saddlefree, place):
     assert len(HEAT.read_text().splitlines()) <= 30
+    assert f"```python\n{HEAT.read_text()}```" in (HEAT.parent.parent / "docs" / "laboratory.md").read_text()
     plugin = ["--plugin", str(HEAT)]
     code, out, _ = saddlefree("train heat adam --steps 3 --variant kappa=0.5 --out t", *plugin)
     assert code == 0

@@ -292,7 +292,7 @@ def test_a_trial_that_diverges_says_so_and_keeps_saying_it(tmp_path, reports):
 
 def test_a_search_is_interrupted_and_goes_on_in_the_same_folder(tmp_path, monkeypatch):
     """All of it but Ray."""
-    monkeypatch.setattr(tune, "_cluster", lambda *args: nullcontext())
+    monkeypatch.setattr(tune, "connected", lambda *args: nullcontext())
 
     def search(end):
         def work(plans, trials, folder, *rest):
