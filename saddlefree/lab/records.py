@@ -25,7 +25,7 @@ from saddlefree.lab.tables import number
 
 Record = dict[str, Any]
 
-KEYED = re.compile(r"([\d.,]*\d(?:e-?\d+)?)<!-- (.*?) -->")
+KEYED = re.compile(r"((?<![\w.])[-−]?[\d.,]*\d(?:e-?\d+)?)<!-- (.*?) -->")
 BLOCK = re.compile(r"<!-- begin (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -72,8 +72,9 @@ def refresh(text: str, folder: pathlib.Path, blocks: Mapping[str, Callable[[], s
     def keyed(found: re.Match[str]) -> str:
         written, key = found.groups()
         value = evaluate(folder, key)
-        digits = len(re.sub(r"e.*|[.,]", "", written).lstrip("0")) or 1
-        return f"{f'{value:,.0f}' if ',' in written else number(value, digits)}<!-- {key} -->"
+        digits = len(re.sub(r"e.*|[-−.,]", "", written).lstrip("0")) or 1
+        text = f"{value:,.0f}" if "," in written else number(value, digits)
+        return f"{text.replace('-', '−', 1) if value < 0 else text}<!-- {key} -->"
 
     return KEYED.sub(keyed, BLOCK.sub(block, text))
 

@@ -81,6 +81,7 @@ def test_a_key_that_leads_nowhere(folder, key, message):
         ("1,234<!-- uci-energy/mine steps -->", "6,000<!-- uci-energy/mine steps -->"),
         ("0.86<!-- uci-energy/mine seconds_per_step --> s", None),
         ("1<!-- uci-energy/mine seconds_per_step --> s", "0.9<!-- uci-energy/mine seconds_per_step --> s"),
+        ("(−0.5<!-- uci-energy/mine train / uci-energy/mine train * -0.5 -->)", None),
         ("a sentence. <!-- a comment --> 3 more", None),
         ("<!-- begin mine -->\nold\n\nlines\n<!-- end -->\n5", "<!-- begin mine -->\n\nnew\n\n<!-- end -->\n5"),
     ],
