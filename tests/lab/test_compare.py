@@ -100,23 +100,6 @@ def test_the_commands_from_train_to_report(tmp_path, capsys):
     assert read_json(tmp_path / "set" / "config.json")["optimisers"]["sgd"]["learning_rate"] == 0.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "saddle", "adam", "--set", "learnin_rate=1"], "'learnin_rate' is not a hyperparameter of adam: did"),
-        (["train", "saddle", "kfac"], "kfac needs a loss of squared errors or cross-entropies"),
-        (["compare", "saddle", "--optimisers", "sgd,adan"], "optimiser 'adan' is not known"),
-        (["study", "sadle"], "did you mean saddle"),
-        (["reproduce", "--only", "uci-enrgy"], "'uci-enrgy' is not known: did you mean uci-energy?"),
-        (["reproduce", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
-    ],
-)
-def test_an_error_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    saddlefree(*arguments, code=2)
-    assert message in one_line(capsys)
-
-
 def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
     taken = tmp_path / "taken"
     saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(taken))
@@ -129,4 +112,4 @@ def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
     # A disk that fills up while metrics are written.
     monkeypatch.setattr(Metrics, "__call__", lambda *args: (_ for _ in ()).throw(OSError(28, "full", "metrics.jsonl")))
     saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(tmp_path / "full"), code=2)
-    assert "metrics.jsonl: No space left on device" in one_line(capsys)
+    assert one_line(capsys).endswith("metrics.jsonl: No space left on device")
