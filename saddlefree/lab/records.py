@@ -5,7 +5,7 @@ and what was found, under `summary`. A page of the documentation quotes records 
 readers:
 
 - A number has a key in a comment right behind it, `3.62e-4<!-- uci-energy/low-rank-batches train -->`. A key is a
-  record's name and the way to a value in it: names of entries, values that select rows of a list, or places as `[0]`.
+  record's name and the way to a value in it: names of entries, values that select rows of a list, or places as `#0`.
   `A / B` and `A * 1000` are allowed, and `paper/uci-energy/adam train` is a median of the paper's.
 - What stands between `<!-- begin NAME -->` and `<!-- end -->` is rendered from records.
 
@@ -25,7 +25,7 @@ from saddlefree.lab.tables import number
 
 Record = dict[str, Any]
 
-KEYED = re.compile(r"([\d.,]*\d(?:e-?\d+)?)<!-- (.*?) -->")
+KEYED = re.compile(r"((?<![\w.])[-−]?[\d.,]*\d(?:e-?\d+)?)<!-- (.*?) -->")
 BLOCK = re.compile(r"<!-- begin (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -67,13 +67,14 @@ def refresh(text: str, folder: pathlib.Path, blocks: Mapping[str, Callable[[], s
     def block(found: re.Match[str]) -> str:
         if found[1] not in blocks:
             raise UserError(f"block {found[1]!r} is not known: there are {', '.join(blocks)}")
-        return f"<!-- begin {found[1]} -->\n{blocks[found[1]]()}<!-- end -->"
+        return f"<!-- begin {found[1]} -->\n\n{blocks[found[1]]().strip()}\n\n<!-- end -->"
 
     def keyed(found: re.Match[str]) -> str:
         written, key = found.groups()
         value = evaluate(folder, key)
-        digits = len(re.sub(r"e.*|[.,]", "", written).lstrip("0")) or 1
-        return f"{f'{value:,.0f}' if ',' in written else number(value, digits)}<!-- {key} -->"
+        digits = len(re.sub(r"e.*|[-−.,]", "", written).lstrip("0")) or 1
+        text = f"{value:,.0f}" if "," in written else number(value, digits)
+        return f"{text.replace('-', '−', 1) if value < 0 else text}<!-- {key} -->"
 
     return KEYED.sub(keyed, BLOCK.sub(block, text))
 
@@ -109,6 +110,6 @@ def _step(found: Any, step: str, key: str) -> Any:
         rows = [row for row, values in zip(found, cells, strict=True) if step in map(str, values)]
         if rows:
             return rows[0] if len(rows) == 1 else rows
-        if re.fullmatch(r"\[-?\d+\]", step) and -len(found) <= int(step[1:-1]) < len(found):
-            return found[int(step[1:-1])]
+        if re.fullmatch(r"#-?\d+", step) and -len(found) <= int(step[1:]) < len(found):
+            return found[int(step[1:])]
     raise UserError(f"key {key!r}: there is no {step!r}")

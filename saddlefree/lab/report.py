@@ -75,10 +75,11 @@ def write(folder: pathlib.Path) -> Page:
       folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
         that holds several of `saddlefree compare`.
     """
-    if not (folder / "config.json").exists() and (inside := sorted(folder.glob("*/config.json"))):
-        first = _read(inside[0], {"command": str})
-        config = {"title": f"{len(inside)} comparisons"} | {key: first.get(key) for key in ("versions", "machine")}
-        content = _several([path.parent for path in inside])
+    config: dict[str, Any]
+    if not (folder / "config.json").exists() and (inside := _comparisons(folder)):
+        config = {"title": f"{len(inside)} comparison{'s' * (len(inside) > 1)}"}
+        config |= {key: next(iter(inside.values())).get(key) for key in ("versions", "machine")}
+        content = _several(folder, inside)
     else:
         config = _read(folder / "config.json", {"command": str, "title": str})
         content = {"study": _study, "tune": _tuning}.get(config["command"], _comparison)(folder, config)
@@ -104,9 +105,7 @@ def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     found = _read_runs(folder / "metrics.jsonl", config)
     runs = {name: list(seeds.values()) for name, seeds in found.items()}
     if config["command"] == "compare":
-        rows = _read(folder / "summary.json", {"rows": list})["rows"]
-        for row in rows:
-            _require(folder / "summary.json", row, ROW)
+        rows = _read_rows(folder)
     else:
         rows = [statistics.summarise(name, seeds) for name, seeds in runs.items()]
     troubles = []
@@ -122,21 +121,23 @@ def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     )
 
 
-def _several(folders: Sequence[pathlib.Path]) -> Content:
+def _comparisons(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
+    """The folders of comparisons in a folder, with their configurations."""
+    found = {path.parent: _read(path, {"command": str}) for path in sorted(folder.glob("*/config.json"))}
+    return {path: config for path, config in found.items() if config["command"] == "compare"}
+
+
+def _several(folder: pathlib.Path, inside: Mapping[pathlib.Path, Mapping[str, Any]]) -> Content:
     """Of several comparisons, their tables, and the performance profile of the optimisers that all of them have."""
     tables, runs = [], []
-    for folder in folders:
-        config = _read(folder / "config.json", {"command": str, "title": str, **CONFIG})
-        if config["command"] != "compare":
-            raise UserError(f"{folder} is no comparison: `saddlefree report {folder}` makes a page of it alone")
-        rows = _read(folder / "summary.json", {"rows": list})["rows"]
-        for row in rows:
-            _require(folder / "summary.json", row, ROW)
+    for each, config in inside.items():
+        _require(each / "config.json", config, {"title": str, **CONFIG})
+        rows = _read_rows(each)
         table = results(config["problem"], rows, config.get("test", "loss"))
         tables.append(table._replace(caption=f"{config['title']}. {table.caption}"))
-        found = _read_runs(folder / "metrics.jsonl", config)
+        found = _read_runs(each / "metrics.jsonl", config)
         runs.append({name: list(seeds.values()) for name, seeds in found.items()})
-    return Content(tables, performance(folders[0].parent / "figures", runs))
+    return Content(tables, performance(folder / "figures", runs))
 
 
 def _tuning(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
@@ -205,6 +206,14 @@ def _read_runs(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, dict[
     if not any(found.values()):
         raise UserError(f"{path} is missing or empty; {WRITERS} writes it")
     return {name: seeds for name, seeds in found.items() if seeds}
+
+
+def _read_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Of a comparison."""
+    rows = _read(folder / "summary.json", {"rows": list})["rows"]
+    for row in rows:
+        _require(folder / "summary.json", row, ROW)
+    return rows
 
 
 def _read_solutions(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Solution]:

@@ -298,3 +298,8 @@ def _command(arguments: list[str], say: Say) -> None:
         raise KeyboardInterrupt
     if code:
         raise UserError(f"`saddlefree {arguments[0]} {arguments[1]}` ended with {code}; this item is left out")
+
+
+if __name__ == "__main__":  # the pages alone
+    for changed in refresh(pathlib.Path("results"), pathlib.Path("docs")):
+        print(changed)

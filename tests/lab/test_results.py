@@ -51,7 +51,9 @@ def test_figures_of_all_records_are_there():
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
 def test_measured_numbers_have_keys(page):
-    found = [text for text in unkeyed((ROOT / page).read_text()) if not any(known in text for known in NOT_MEASURED)]
+    text = (ROOT / page).read_text()
+    assert not re.search(r"<!-- \S+/\S+ .*-->", records.KEYED.sub("", text)), "a key without a number before it"
+    found = [one for one in unkeyed(text) if not any(known in one for known in NOT_MEASURED)]
     assert not found, (
         "quote a record (saddlefree/lab/records.py says how), or add what is no measurement to NOT_MEASURED"
     )
