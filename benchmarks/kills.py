@@ -6,7 +6,8 @@ Cases are K-FAC, L-BFGS and lanczos-adaptive on `digits`, with a fixed number of
 two seeds of lanczos-adaptive that are mapped (the others and races run one seed at a time). A case is killed, resumed,
 killed again, and so on until its share of kills is used up; then it runs to its end. The first kill strikes at a random
 moment of the process's life, most of which is starting and compiling, the others at one after that. A race is compared
-with a run of as many steps as it made. Writes results/benchmarks/kills.json.
+with a run of as many steps as it made. Processes share a cache of compiled programs, for time: that compiling again
+gives the same bits is what `tests/lab/test_run.py` shows. Writes results/benchmarks/kills.json.
 """
 
 import json

@@ -28,6 +28,13 @@ def packages(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
+def _whole_batch(package: str, around: "Circumstances") -> None:
+    if not around.full_batch:
+        raise UserError(
+            f"{package} compares losses of two steps, which must be of the same batch: train with the full one"
+        )
+
+
 class PeerState(NamedTuple):
     """What a run of optimistix carries."""
 
@@ -44,8 +51,7 @@ def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) ->
 
     from saddlefree.lab.methods import Method
 
-    if not around.full_batch:
-        raise UserError("optimistix keeps the loss of the last step: it needs the full batch, choose another problem")
+    _whole_batch("optimistix", around)
     options = {"jac": "bwd"} if least_squares else {}
 
     def parts(params: Any, model_state: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -100,6 +106,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
     import optax
     from jinns.optimizers import scale_by_SSBroyden_family
 
+    _whole_batch("jinns", around)
     tx = scale_by_SSBroyden_family(method=v["method"])
 
     def update(g: Any, state: Any, params: Any = None, *, value: Any, value_fn: Any, **_: Any) -> tuple[Any, Any]:

@@ -97,6 +97,10 @@ def test_answers_without_jax(arguments):
     [
         ("train pinn-poison adam", "problem 'pinn-poison' is not known: did you mean pinn-poisson?"),
         ("train digits adan", "optimiser 'adan' is not known: did you mean adam?"),
+        (
+            "train digits adam --set learnin_rate=1",
+            "'learnin_rate' is not a hyperparameter of adam: did you mean learn",
+        ),
         (f"train digits low-rank --set rank={HUGE}", "rank must be a whole number from 0 to 1000, got '1000000'"),
         ("train digits adam --set learning_rate=inf", "learning_rate must be a finite number ≥ 0, got 'inf'"),
         ("train digits adam --epochs 1e300", "epochs must be a number from 1e-09 to 1000000000, got 1e+300"),
@@ -128,6 +132,12 @@ def test_answers_without_jax(arguments):
         ("study saddle --steps 99999999999", "steps must be a whole number from 1 to 1000000000, got 99999999999"),
         ("optimisers --problem digit", "problem 'digit' is not known: did you mean digits?"),
         ("problems digit", "problem 'digit' is not known: did you mean digits?"),
+        ("train digits adam --set learning_rate", "--set must be name=value, such as learning_rate=0.01, got"),
+        ("train saddle kfac --out .", "kfac needs a loss of squared errors or cross-entropies: this problem has none"),
+        ("train digits adam --epochs 0", "epochs must be a number from 1e-09 to 1000000000, got 0.0"),
+        ("study sadle --out .", "study 'sadle' is not known: did you mean saddle?"),
+        ("reproduce --only uci-enrgy --work . --out .", "'uci-enrgy' is not known: did you mean uci-energy?"),
+        ("reproduce --budget soon", "a time must be a number > 0 with s, min or h after it, such as 60s or"),
         ("report nowhere", "config.json is missing"),
     ],
 )
@@ -247,6 +257,13 @@ def test_a_missing_peer_is_marked(saddlefree, monkeypatch):
     code, _, err = saddlefree("train saddle jinns-ssbroyden")
     assert code == 2
     assert err == "saddlefree: jinns is missing: pip install 'saddlefree[peers]'\n"
+
+
+def test_lists_name_everything(saddlefree):
+    out = saddlefree("problems")[1]
+    assert all(name in out for name in (*problems.PROBLEMS, "embedded", "needs none"))
+    out = saddlefree("optimisers")[1]
+    assert all(name in out for name in (*optimisers.OPTIMISERS, "the paper's Exact SFN"))
 
 
 def test_a_problem_describes_itself(saddlefree):

@@ -100,46 +100,6 @@ def test_the_commands_from_train_to_report(tmp_path, capsys):
     assert read_json(tmp_path / "set" / "config.json")["optimisers"]["sgd"]["learning_rate"] == 0.2
 
 
-def test_lists(capsys):
-    saddlefree("problems")
-    text = capsys.readouterr().out
-    assert all(name in text for name in ("pinn-burgers", "uci-energy", "embedded"))
-    saddlefree("optimisers")
-    text = capsys.readouterr().out
-    assert "Exact SFN" in text
-    assert "learning_rate" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "digit", "adam"], "problem 'digit' is not known: did you mean digits"),
-        (["train", "saddle", "adan"], "optimiser 'adan' is not known: did you mean adam"),
-        (["train", "saddle", "adam", "--set", "learnin_rate=1"], "no hyperparameter 'learnin_rate': did you mean"),
-        (["train", "saddle", "adam", "--set", "learning_rate=-1"], "learning_rate must be a number ≥ 0, got '-1'"),
-        (["train", "saddle", "adam", "--set", "learning_rate"], "--set must be name=value"),
-        (["train", "saddle", "adam", "--epochs", "0"], "epochs must be a number > 0, got 0"),
-        (["train", "saddle", "adam", "--steps", "0"], "steps must be a number > 0, got 0"),
-        (["train", "saddle", "adam", "--steps", "3", "--budget", "1s"], "steps and budget both say how long a run is"),
-        (["compare", "saddle", "--epochs", "3", "--budget", "1s"], "epochs and budget both say how long a run is"),
-        (["train", "saddle", "adam", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
-        (["train", "saddle", "kfac"], "kfac needs a loss of squared errors or cross-entropies"),
-        (["compare", "saddle", "--optimisers", "sgd,adan"], "optimiser 'adan' is not known"),
-        (["compare", "saddle", "--optimisers", "sgd", "--set", "adam.x=1"], "--set must be optimiser.name=value"),
-        (["compare", "saddle", "--seeds", "0"], "seeds must be a whole number ≥ 1, got 0"),
-        (["compare", "saddle", "--evaluations", "0"], "evaluations must be a whole number ≥ 1, got 0"),
-        (["study", "sadle"], "did you mean saddle"),
-        (["reproduce", "--only", "uci-enrgy"], "'uci-enrgy' is not known: did you mean uci-energy?"),
-        (["reproduce", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
-        (["report", "nowhere"], "config.json"),
-    ],
-)
-def test_an_error_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    saddlefree(*arguments, code=2)
-    assert message in one_line(capsys)
-
-
 def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
     taken = tmp_path / "taken"
     saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(taken))
@@ -152,4 +112,4 @@ def test_folders_that_cannot_be_used(tmp_path, capsys, monkeypatch):
     # A disk that fills up while metrics are written.
     monkeypatch.setattr(Metrics, "__call__", lambda *args: (_ for _ in ()).throw(OSError(28, "full", "metrics.jsonl")))
     saddlefree("train", "saddle", "sgd", "--epochs", "1", "--out", str(tmp_path / "full"), code=2)
-    assert "metrics.jsonl: No space left on device; nothing is lost" in one_line(capsys)
+    assert one_line(capsys).endswith("metrics.jsonl: No space left on device")
