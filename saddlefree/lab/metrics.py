@@ -15,7 +15,7 @@ from saddlefree.lab.events import Event, Progress, Saving
 
 def write_json(path: pathlib.Path, record: Any) -> None:
     """Writes a record, or leaves the old one as it was."""
-    _replace(path, as_text(finite(record)) + "\n")
+    write_text(path, as_text(finite(record)) + "\n")
 
 
 def as_text(record: Any, depth: int = 1) -> str:
@@ -64,7 +64,7 @@ def read_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def write_lines(path: pathlib.Path, lines: Iterable[dict[str, Any]]) -> None:
     """Writes a metrics file anew, or leaves the old one as it was; non-finite numbers become null."""
-    _replace(path, "".join(json.dumps(finite(line)) + "\n" for line in lines))
+    write_text(path, "".join(json.dumps(finite(line)) + "\n" for line in lines))
 
 
 class Metrics:
@@ -116,7 +116,8 @@ def finite(record: Any) -> Any:
     return None if isinstance(record, float) and not math.isfinite(record) else record
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file, or leaves the old one as it was."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from saddlefree.lab import figures, statistics
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.figures import Picture
-from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.metrics import read_json, read_lines, write_text
 from saddlefree.lab.sections import Section, Solution, performance, sections
 from saddlefree.lab.tables import (
     LOSSES,
@@ -88,8 +88,8 @@ def write(folder: pathlib.Path) -> Page:
     )
     page = environment.get_template("report.html").render(config=config, **content._asdict())
     for name, written in (("table.md", map(markdown, content.tables)), ("table.tex", map(latex, content.tables))):
-        (folder / name).write_text("\n".join(written), "utf-8")
-    (folder / "report.html").write_text(page, "utf-8")
+        write_text(folder / name, "\n".join(written))
+    write_text(folder / "report.html", page)
     return Page(folder / "report.html", content.tables)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from saddlefree.lab import optimisers, records, results
 from saddlefree.lab.errors import UserError, nearest
-from saddlefree.lab.metrics import read_json
+from saddlefree.lab.metrics import read_json, write_text
 from saddlefree.lab.paper import TUNED
 
 Say = Callable[[str], None]
@@ -226,7 +226,7 @@ def refresh(out: pathlib.Path, docs: pathlib.Path) -> list[pathlib.Path]:
         docs.mkdir(parents=True, exist_ok=True)
         shown = ("performance", "results", "studies", "left-out")
         empty = "\n".join(f"<!-- begin {name} -->\n<!-- end -->\n" for name in shown)
-        (docs / "results.md").write_text(f"# Results\n\n{empty}", "utf-8")
+        write_text(docs / "results.md", f"# Results\n\n{empty}")
     for path in [docs.parent / "README.md", *sorted(docs.glob("*.md"))]:
         if path.exists():
             before = path.read_text("utf-8")
@@ -235,7 +235,7 @@ def refresh(out: pathlib.Path, docs: pathlib.Path) -> list[pathlib.Path]:
             except UserError as error:
                 raise UserError(f"{path}: {error}") from None
             if after != before:
-                path.write_text(after, "utf-8")
+                write_text(path, after)
                 changed.append(path)
     return changed
 

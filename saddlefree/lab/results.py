@@ -158,16 +158,13 @@ def _step_cost(folder: pathlib.Path) -> str:
 
 def _physics(folder: pathlib.Path) -> str:
     """Training losses, and errors of the solution in brackets."""
-    rows = []
+    names, table = ("lanczos-adaptive", "lbfgs", "kfac", "adam"), []
     for problem in _problems(folder):
-        if problem.startswith("pinn-"):
-            found = [
-                records.read(folder, f"{problem}/{name}")["summary"]
-                for name in ("lanczos-adaptive", "lbfgs", "kfac", "adam")
-            ]
-            cells = (f"{tables.number(row['train'], 2)} ({tables.number(row['test'], 2)})" for row in found)
-            rows.append([problems.find(problem).title, *cells])
-    return tables.plain(["problem", "lanczos-adaptive", "L-BFGS", "K-FAC", "Adam"], rows)
+        found = {row["name"]: row["summary"] for row in rows(folder, problem)}
+        if problem.startswith("pinn-") and found.keys() >= set(names):
+            pairs = ((tables.number(found[name][part], 2) for part in ("train", "test")) for name in names)
+            table.append([problems.find(problem).title, *(f"{train} ({test})" for train, test in pairs)])
+    return tables.plain(["problem", "lanczos-adaptive", "L-BFGS", "K-FAC", "Adam"], table)
 
 
 def _from_adam(folder: pathlib.Path) -> str:
