@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -36,14 +36,32 @@ from saddlefree.lab.arguments import (
     seconds,
 )
 from saddlefree.lab.display import CONSOLE, ERRORS, plain, progress, table, trials
-from saddlefree.lab.errors import Interrupted, UserError
-from saddlefree.lab.listing import list_optimisers, list_problems
+from saddlefree.lab.errors import Interrupted, UserError, nearest
+from saddlefree.lab.listing import list_optimisers, list_problems, number, say, show
 from saddlefree.lab.settings import Setting
 
 DIVERGED = 3
 """The exit code of a run that diverged."""
-_DROPPED = ("Seconds", "ms per step", "Diverged", "Best validation", "Accuracy, %", "Test loss")
+STUDIES = ("saddle", "truncation", "accelerators", "spectrum")
 _DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
+
+
+def demo(*, out: Folder = "runs/demo") -> None:
+    """Shows in two or three minutes what the library is for: a saddle, an equation, mini-batches; no data is needed.
+
+    Args:
+      out: the folder for the results; what it holds already is not done again.
+    """
+    from saddlefree.lab.demo import PARTS
+    from saddlefree.lab.metrics import read_json
+
+    folder = folder_of(out, "demo")
+    for part in PARTS:
+        say(f"\n[bold]{part.title}[/]\n[dim]$ saddlefree {part.command}[/]", markup=True)
+        where = folder / part.folder
+        _run([*part.command.split(), "--out", str(where), "--resume"])
+        CONSOLE.print(escape(part.read(read_json(where / "summary.json"))), highlight=False)
+    say(f"\nWith figures: {', '.join(str(folder / part.folder / 'report.html') for part in PARTS)}")
 
 
 def train(
@@ -87,11 +105,14 @@ def train(
     changes: dict[str, Any] = pairs(set)
     if batch_size is not None:
         changes["batch_size"] = batch_size
-    registry.configured(optimiser, problem, changes)
+    values = registry.configured(optimiser, problem, changes)
     registry.find(optimiser).require()
     SEED.parse("seed", seed)
     asked = length(epochs, budget, steps) | {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
     interval = seconds(checkpoint_every)
+    size = entry.parameters(asked["variant"])
+    if size is not None and values.get("rank", 0) > size:
+        say(f"rank {values['rank']} is more than the {size} parameters: {size} is used")
 
     from saddlefree.lab.metrics import read_lines
     from saddlefree.lab.plan import build
@@ -102,14 +123,16 @@ def train(
     options: dict[str, Any] = {"every_step": True, "checkpoint_every": interval, "keep_checkpoint": True}
     with progress() as listener:
         summary = run(plan, task, folder, resume=resume, listener=listener, **options)
-    losses = [f"{part} {_number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
-    _say(f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}")
+    losses = [f"{part} {number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
+    say(f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}")
     best = min(
-        (line for line in read_lines(folder / "metrics.jsonl") if line.get("val") is not None), key=_val, default={}
+        (line for line in read_lines(folder / "metrics.jsonl") if line.get("val") is not None),
+        key=lambda line: line["val"],
+        default={},
     )
     if best:
-        _say(f"best validation: {_number(best['val'])} at step {best['step']}")
-    _say(f"{folder} holds the run; `saddlefree report {folder}` draws it")
+        say(f"best validation: {number(best['val'])} at step {best['step']}")
+    say(f"{folder} holds the run; `saddlefree report {folder}` draws it")
     if summary["status"] == "diverged":
         sys.exit(DIVERGED)
 
@@ -182,11 +205,11 @@ def compare(
             listener=listener,
             **asked,
         )
-    _show(folder)
+    show(folder)
     spent = {"compiling": "compile_seconds", "evaluating": "evaluation_seconds"}
     parts = {word: sum(row[key] for row in summary["rows"]) for word, key in spent.items()}
     training = sum(row["seconds"] * row["seeds"] for row in summary["rows"])
-    _say(f"time: training {training:.1f} s, " + ", ".join(f"{word} {value:.1f} s" for word, value in parts.items()))
+    say(f"time: training {training:.1f} s, " + ", ".join(f"{word} {value:.1f} s" for word, value in parts.items()))
 
 
 def tune(
@@ -266,7 +289,7 @@ def tune(
         )
     for command in summary["commands"]:
         CONSOLE.print(command, soft_wrap=True, highlight=False)
-    _show(folder)
+    show(folder)
 
 
 def study(
@@ -291,6 +314,9 @@ def study(
       data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"study-{name}")
+    if name not in STUDIES:
+        hint = nearest(name, STUDIES, f"there are {', '.join(STUDIES)}")
+        raise UserError(f"study {name!r} is not known: {hint}")
     for option, value in (("seeds", seeds), ("steps", steps)):
         if value is not None:
             COUNT.parse(option, value)
@@ -308,7 +334,7 @@ def study(
             resume=resume,
             listener=listener,
         )
-    _show(folder)
+    show(folder)
 
 
 def run_all(
@@ -336,13 +362,13 @@ def run_all(
 
     from saddlefree.lab import reproduce
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         CONSOLE.print(escape(text), soft_wrap=True, highlight=False, style="bold")
 
-    left = reproduce.reproduce(work, out, docs, budget=allowed, only=parts, data_dir=data_dir, say=say)
-    _say(f"{docs / 'results.md'} has the results")
+    left = reproduce.reproduce(work, out, docs, budget=allowed, only=parts, data_dir=data_dir, say=announce)
+    say(f"{docs / 'results.md'} has the results")
     if left:
-        _say(f"not done yet: {', '.join(left)}")
+        say(f"not done yet: {', '.join(left)}")
 
 
 def show_report(folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="DIR")]) -> None:
@@ -351,52 +377,7 @@ def show_report(folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.
     Args:
       folder: that train, compare, tune or study wrote, or one that holds several comparisons.
     """
-    _show(folder)
-
-
-def _show(folder: pathlib.Path) -> None:
-    """Writes the report, and prints its tables."""
-    from saddlefree.lab import report
-
-    page = report.write(folder)
-    for each in page.tables:
-        rows = [
-            [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
-            for row in each.rows
-        ]
-        drop = [name for name in _DROPPED if name in each.columns] or each.columns[1:-1]
-        table(each.columns, rows, each.caption, drop)
-    _say(f"report: {page.path}")
-
-
-def _val(line: Mapping[str, Any]) -> float:
-    return line["val"]
-
-
-def _number(value: float | None) -> str:
-    return "—" if value is None else plain(value)
-
-
-def _say(text: str, markup: bool = False) -> None:
-    CONSOLE.print(text if markup else escape(text), soft_wrap=True, highlight=False)
-
-
-def demo(*, out: Folder = "runs/demo") -> None:
-    """Shows in two or three minutes what the library is for: a saddle, an equation, mini-batches; no data is needed.
-
-    Args:
-      out: the folder for the results; what it holds already is not done again.
-    """
-    from saddlefree.lab.demo import PARTS
-    from saddlefree.lab.metrics import read_json
-
-    folder = folder_of(out, "demo")
-    for part in PARTS:
-        _say(f"\n[bold]{part.title}[/]\n[dim]$ saddlefree {part.command}[/]", markup=True)
-        where = folder / part.folder
-        _run([*part.command.split(), "--out", str(where), "--resume"])
-        CONSOLE.print(escape(part.read(read_json(where / "summary.json"))), highlight=False)
-    _say(f"\nWith figures: {', '.join(str(folder / part.folder / 'report.html') for part in PARTS)}")
+    show(folder)
 
 
 COMMANDS = {

@@ -1,6 +1,7 @@
-"""What there is: problems and optimisers, in lists and in detail."""
+"""What the command line prints: problems and optimisers, in lists and in detail, and the tables of a folder."""
 
-from typing import Annotated, Any
+import pathlib
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.markup import escape
@@ -8,8 +9,12 @@ from rich.padding import Padding
 
 from saddlefree.lab import optimisers, plugins, problems
 from saddlefree.lab.arguments import Files, Folder
-from saddlefree.lab.display import CONSOLE, table
+from saddlefree.lab.display import CONSOLE, plain, table
+from saddlefree.lab.errors import UserError
 from saddlefree.lab.paper import LABELS
+
+if TYPE_CHECKING:
+    from saddlefree.lab.tables import Table
 
 
 def list_problems(
@@ -100,3 +105,50 @@ def list_optimisers(*, problem: str | None = None, plugin: Files = []) -> None: 
         CONSOLE.print(f"[bold]{name}[/]{escape(theirs)}: {escape(each.about)}{lacks}", highlight=False)
         text = "  ".join(f"{key}={value}" for key, value in values.items())
         CONSOLE.print(Padding(escape(text), (0, 0, 0, 4)), highlight=False)
+
+
+_DROPPED = ("Seconds", "ms per step", "Diverged", "Best validation", "Accuracy, %", "Test loss")
+
+
+def show(folder: pathlib.Path) -> None:
+    """Writes the report of a folder, and prints its tables."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder / 'config.json'} is missing: is {folder} the folder of a run?")
+    from saddlefree.lab import report
+
+    page = report.write(folder)
+    for each in _tables(folder):
+        rows = [
+            [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
+            for row in each.rows
+        ]
+        drop = [name for name in _DROPPED if name in each.columns] or each.columns[1:-1]
+        table(each.columns, rows, each.caption, drop)
+    say(f"report: {page}")
+
+
+def _tables(folder: pathlib.Path) -> "list[Table]":
+    """Those of a folder that `report.write` has found to be in order."""
+    from saddlefree.lab import statistics, tables
+    from saddlefree.lab.metrics import read_json, read_lines
+
+    config = read_json(folder / "config.json")
+    match config["command"]:
+        case "study":
+            return [tables.of_study(record) for record in config.get("tables", [])]
+        case "compare":
+            return [tables.results(config["problem"], read_json(folder / "summary.json")["rows"], config["test"])]
+        case "train":
+            (name,), lines = config["optimisers"], list(read_lines(folder / "metrics.jsonl"))
+            return [tables.results(config["problem"], [statistics.summarise(name, [lines])], config["test"])]
+    return []
+
+
+def say(text: str, markup: bool = False) -> None:
+    """Prints a line as it is, however long."""
+    CONSOLE.print(text if markup else escape(text), soft_wrap=True, highlight=False)
+
+
+def number(value: float | None) -> str:
+    """A figure, or a dash."""
+    return "—" if value is None else plain(value)

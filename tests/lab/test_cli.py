@@ -77,6 +77,8 @@ def test_help_without_arguments_and_version(saddlefree):
         ["train", "pinn-poison", "adam"],
         ["compare", "digits", "--optimisers", "adan"],
         ["train", "digits", "adam", "--set", "learning_rate=inf"],
+        ["study", "sadle"],
+        ["report", "nowhere"],
     ],
     ids=" ".join,
 )
@@ -151,11 +153,17 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, saddlefree, place)
     assert not list(place.iterdir())
 
 
+def test_the_names_of_studies_are_known_before_they_are_imported():
+    from saddlefree.lab import studies
+
+    assert set(cli.STUDIES) == set(studies.STUDIES)
+
+
 def test_a_full_disk_does_not_promise_anything(saddlefree, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr(cli, "_show", full)
+    monkeypatch.setattr(cli, "show", full)
     assert saddlefree("report .") == (2, "", "saddlefree: metrics.jsonl: No space left on device\n")
 
 
@@ -169,6 +177,14 @@ def test_train_ends_with_the_best_validation(saddlefree, place):
     assert code == 0
     assert "Training" in out
     assert "report: run/report.html" in out
+
+
+def test_a_rank_beyond_the_parameters_is_cut_with_a_sentence(saddlefree):
+    code, out, _ = saddlefree(
+        "train diabetes low-rank --set rank=900 --variant width=2 --variant depth=1 --steps 2 --out run"
+    )
+    assert code == 0
+    assert "rank 900 is more than the 25 parameters: 25 is used\n" in out
 
 
 def test_a_run_that_diverged_has_a_code_of_its_own(saddlefree):
