@@ -39,7 +39,7 @@ clean:
 
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
-	$(INSTALL) --editable '.[dev,lab,tune]'
+	$(INSTALL) --editable '.[dev,lab,tune,peers]'
 	touch $@
 
 .venv/docs.stamp: .venv/dev.stamp
