@@ -35,7 +35,7 @@ from saddlefree.lab.arguments import (
     pairs,
     seconds,
 )
-from saddlefree.lab.display import CONSOLE, ERRORS, plain, progress, table, trials
+from saddlefree.lab.display import CONSOLE, ERRORS, progress, trials
 from saddlefree.lab.errors import Interrupted, UserError, nearest
 from saddlefree.lab.listing import list_optimisers, list_problems, number, say, show
 from saddlefree.lab.settings import Setting
