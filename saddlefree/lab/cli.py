@@ -287,9 +287,9 @@ def tune(
             resume=resume,
             listener=listener,
         )
-    for command in summary["commands"]:
-        CONSOLE.print(command, soft_wrap=True, highlight=False)
     show(folder)
+    for command in summary["commands"]:
+        say(command)
 
 
 def study(

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from saddlefree.lab import events, tables
+from saddlefree.lab import events
 from saddlefree.lab.events import Listener
 
 CONSOLE = Console()
@@ -85,6 +85,8 @@ def trials(names: Sequence[str]) -> Iterator[Listener]:
 
 def ranked(trials: Sequence[Mapping[str, Any]], names: Sequence[str], width: int) -> Table:
     """The best trials as a table."""
+    from saddlefree.lab import tables  # with NumPy, which a list or a mistake can do without
+
     found = tables.tuning(trials, names, shown=12)
     rows = [[cell.text for cell in row] for row in found.rows]
     return _table(found.columns, rows, found.caption, width, ["Epochs", *names[::-1]])

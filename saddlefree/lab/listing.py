@@ -1,7 +1,7 @@
 """What the command line prints: problems and optimisers, in lists and in detail, and the tables of a folder."""
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 from rich.markup import escape
@@ -12,9 +12,6 @@ from saddlefree.lab.arguments import Files, Folder
 from saddlefree.lab.display import CONSOLE, plain, table
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.paper import LABELS
-
-if TYPE_CHECKING:
-    from saddlefree.lab.tables import Table
 
 
 def list_problems(
@@ -112,12 +109,12 @@ _DROPPED = ("Seconds", "ms per step", "Diverged", "Best validation", "Accuracy, 
 
 def show(folder: pathlib.Path) -> None:
     """Writes the report of a folder, and prints its tables."""
-    if not (folder / "config.json").is_file():
+    if not any(folder.glob("config.json")) and not any(folder.glob("*/config.json")):
         raise UserError(f"{folder / 'config.json'} is missing: is {folder} the folder of a run?")
     from saddlefree.lab import report
 
-    page = report.write(folder)
-    for each in _tables(folder):
+    page, tables = report.write(folder)
+    for each in tables:
         rows = [
             [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
             for row in each.rows
@@ -125,23 +122,6 @@ def show(folder: pathlib.Path) -> None:
         drop = [name for name in _DROPPED if name in each.columns] or each.columns[1:-1]
         table(each.columns, rows, each.caption, drop)
     say(f"report: {page}")
-
-
-def _tables(folder: pathlib.Path) -> "list[Table]":
-    """Those of a folder that `report.write` has found to be in order."""
-    from saddlefree.lab import statistics, tables
-    from saddlefree.lab.metrics import read_json, read_lines
-
-    config = read_json(folder / "config.json")
-    match config["command"]:
-        case "study":
-            return [tables.of_study(record) for record in config.get("tables", [])]
-        case "compare":
-            return [tables.results(config["problem"], read_json(folder / "summary.json")["rows"], config["test"])]
-        case "train":
-            (name,), lines = config["optimisers"], list(read_lines(folder / "metrics.jsonl"))
-            return [tables.results(config["problem"], [statistics.summarise(name, [lines])], config["test"])]
-    return []
 
 
 def say(text: str, markup: bool = False) -> None:

@@ -88,7 +88,8 @@ def test_answers_without_jax(arguments):
         "from saddlefree.lab.cli import main\n"
         f"try: main({arguments})\n"
         "except SystemExit: pass\n"
-        "print([name for name in ('jax', 'optax', 'flax', 'matplotlib', 'ray', 'scipy') if name in sys.modules])"
+        "heavy = 'jax', 'optax', 'flax', 'matplotlib', 'ray', 'scipy', 'sklearn', 'tensorboardX'\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
