@@ -2,8 +2,9 @@
 
 Every solver on an MLP (784-50-10, batch 200), a transformer (53 leaves) and the Poisson network of the laboratory in
 float64. Rounds are interleaved and the shortest time of each counts. For the default adaptive optimiser on Poisson also
-its overhead: step time over that of the same gradient, products and trial losses alone. Run it on one core, with
-OPENBLAS_NUM_THREADS=1: on a busy machine OpenBLAS's threads wait for each other in every small eigenproblem.
+its overhead: step time over that of the same gradient, products and trial losses alone. Times are the processor's, so
+that other processes do not count. Run it on one core, with OPENBLAS_NUM_THREADS=1: OpenBLAS's threads wait for each
+other in every small eigenproblem.
 """
 
 import importlib
@@ -90,11 +91,11 @@ def measured(tx: Any, params: Any, value_fn: Callable[[Any], jax.Array], steps: 
 
     def run() -> float:
         carry = jax.block_until_ready(start(params))
-        begin = time.perf_counter()
+        begin = time.process_time()
         for _ in range(steps):
             carry = compiled(*carry)
         jax.block_until_ready(carry)
-        return (time.perf_counter() - begin) / steps
+        return (time.process_time() - begin) / steps
 
     return run
 
@@ -113,10 +114,10 @@ def floor(params: Any, value_fn: Callable[[Any], jax.Array], products: int, tria
     work(params)
 
     def run() -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         for _ in range(steps):
             jax.block_until_ready(work(params))
-        return (time.perf_counter() - begin) / steps
+        return (time.process_time() - begin) / steps
 
     return run
 

@@ -61,7 +61,7 @@ class MLP(nnx.Module):
     ):
         self.activation = activation
         self.layers = nnx.List(
-            nnx.Linear(n, m, kernel_init=initialiser, param_dtype=dtype, rngs=rngs)
+            nnx.Linear(n, m, kernel_init=initialiser, dtype=dtype, param_dtype=dtype, rngs=rngs)
             for n, m in itertools.pairwise(sizes)
         )
 

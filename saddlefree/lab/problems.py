@@ -130,7 +130,11 @@ def _dense(
     def sizes(width: int, depth: int) -> tuple[int, ...]:
         return inputs, *[width] * depth, outputs
 
-    variants = {**_layers(*layers), "activation": Setting("relu", choices=("relu", "tanh"))}
+    variants = {
+        **_layers(*layers),
+        "activation": Setting("relu", choices=("relu", "tanh")),
+        "dtype": Setting("float32", choices=("float32", "bfloat16"), about="of parameters and layers"),
+    }
     make = _late("supervised", "dense", name=name, sizes=sizes, validation=validation, shuffled=shuffled)
     register(
         name,

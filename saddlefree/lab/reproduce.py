@@ -5,6 +5,7 @@ record is there already is not done again, so that the work can be spread over m
 """
 
 import dataclasses
+import itertools
 import pathlib
 import shlex
 import subprocess
@@ -35,6 +36,7 @@ class Item:
     changes: tuple[tuple[str, Any], ...] = ()  # to these, and not searched
     evaluations: int | None = None
     group: str = ""  # of its record; the problem unless given
+    variant: tuple[tuple[str, Any], ...] = ()  # settings of the problem
 
     @property
     def name(self) -> str:
@@ -44,7 +46,8 @@ class Item:
     def plan(self) -> dict[str, Any]:
         """All that its results depend on."""
         kept = ("seeds", "epochs", "budget", "configs")
-        return {name: getattr(self, name) for name in kept} | {"changes": dict(self.changes)}
+        plan = {name: getattr(self, name) for name in kept} | {"changes": dict(self.changes)}
+        return plan | ({"variant": dict(self.variant)} if self.variant else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +90,16 @@ FROM_ADAM = (
 
 
 def _from_adam() -> list[Item | Study]:
-    """Adam at an ordinary rate, not tuned, and `low-rank` over this Adam with its own defaults."""
+    """Adam at an ordinary rate, not tuned, and `low-rank` over this Adam with its own defaults, in two precisions."""
     pairs: list[Item | Study] = []
-    for problem, rate in FROM_ADAM:
+    for (problem, rate), narrow in itertools.product(FROM_ADAM, (False, True)):
         adam = (("learning_rate", float(rate)), ("decay", "none"), ("epsilon", 1e-8))
         over = (("newton_rate", 0.3), ("damping", 0.01), ("refresh_every", 100), ("second_moment", 0.999))
         averages = (("one_minus_beta1", 0.1), ("one_minus_beta2", 0.001))
         for name, changes in (("adam", (*adam, *averages)), ("low-rank", (*adam, *over))):
-            label = f"{problem}-{rate}-{name}"
-            pairs.append(Item(problem, name, 5, label, changes=changes, group="from-adam"))
+            label = f"{problem}-{rate}{'-bfloat16' if narrow else ''}-{name}"
+            variant = (("dtype", "bfloat16"),) if narrow else ()
+            pairs.append(Item(problem, name, 5, label, changes=changes, group="from-adam", variant=variant))
     return pairs
 
 
@@ -261,11 +265,11 @@ def _perform(
         _command(["study", item.name, *item.options, "--out", str(folder), "--resume", *data], say)
         results.add_study(out, docs, item.name, folder, item.plan())
         return
-    searched = None
+    searched, data = None, [*data, *_pairs("--variant", dict(item.variant))]
     values = dict(item.changes)
     if item.configs:
         searched = work / "tune" / item.part / item.name
-        command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *_settings(values)]
+        command = ["tune", item.part, item.optimiser, "--configs", str(item.configs), *_pairs("--set", values)]
         command += [] if item.epochs is None else ["--max-epochs", str(item.epochs)]
         if not (searched / "summary.json").exists():  # otherwise its budget is spent
             _command([*command, "--out", str(searched), "--resume", *data], say)
@@ -279,15 +283,15 @@ def _perform(
     for name in ("epochs", "budget", "evaluations"):
         if getattr(item, name) is not None:
             command += [f"--{name}", str(getattr(item, name))]
-    command += _settings(values, f"{item.optimiser}.")
+    command += _pairs("--set", {f"{item.optimiser}.{name}": value for name, value in values.items()})
     _command([*command, "--out", str(folder), "--resume", *data], say)
     results.add(out, record_name(item), folder, item.plan(), searched)
     if not item.group:
         results.draw(out, docs, item.part)
 
 
-def _settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    return [text for name, value in values.items() for text in ("--set", f"{prefix}{name}={value}")]
+def _pairs(option: str, values: Mapping[str, Any]) -> list[str]:
+    return [text for name, value in values.items() for text in (option, f"{name}={value}")]
 
 
 def _command(arguments: list[str], say: Say) -> None:

@@ -176,8 +176,9 @@ def _from_adam(folder: pathlib.Path) -> str:
             found = [records.read(folder, one) for one in (name, over)]
             rate = tables.short(f"{found[0]['values']['learning_rate']:.0e}")
             losses = [tables.with_error(one["summary"], part) for part in ("train", "test") for one in found]
-            rows.append([problems.find(found[0]["problem"]).title, rate, *losses])
-    columns = ["problem", "rate", "training loss, Adam", "`low_rank`", "test loss, Adam", "`low_rank`"]
+            dtype = "bfloat16" if "-bfloat16-" in name else "float32"
+            rows.append([problems.find(found[0]["problem"]).title, dtype, rate, *losses])
+    columns = ["problem", "dtype", "rate", "training loss, Adam", "`low_rank`", "test loss, Adam", "`low_rank`"]
     return tables.plain(columns, rows)
 
 

@@ -22,9 +22,10 @@ def dense(
     width: int,
     depth: int,
     activation: str,
+    dtype: str,
 ) -> Task:
     """A multi-layer perceptron on the data set `name`; `sizes` gives its layers from width and depth."""
-    model = models.mlp(*sizes(width, depth), activation=ACTIVATIONS[activation])
+    model = models.mlp(*sizes(width, depth), activation=ACTIVATIONS[activation], dtype=jnp.dtype(dtype))
     return supervised(name, model, validation, shuffled, data_dir)
 
 
@@ -73,6 +74,6 @@ def supervised(name: str, model: models.Model, validation: float, shuffled: bool
         if images:
             inputs = (inputs.astype(jnp.float32) - mean.astype(np.float32)) / scale.astype(np.float32)
         outputs, model_state = model.apply(params, model_state, inputs, training)
-        return [Term(outputs, targets)], model_state
+        return [Term(outputs.astype(jnp.float32), targets)], model_state
 
     return Task(model.init, terms, jax.tree.map(jnp.asarray, parts), found.source, found.partial)
