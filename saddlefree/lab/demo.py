@@ -48,7 +48,7 @@ def _batches(summary: Mapping[str, Any]) -> str:
         return "Here low-rank did not help: that is a defect, please report it."
     return (
         f"Curvature lowers Adam's validation loss from {plain(adam)} to {plain(low_rank)}, with nothing tuned. "
-        "With a decaying rate that is tuned for this problem (the laboratory's own) their test losses are the same."
+        "Adam has its default rate here; docs/solvers.md says where a tuned Adam is enough."
     )
 
 
