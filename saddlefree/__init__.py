@@ -21,6 +21,7 @@ from saddlefree.rules.base import Proposal, Rule
 from saddlefree.rules.escape import escape
 from saddlefree.rules.fixed import fixed_rate
 from saddlefree.rules.levenberg_marquardt import levenberg_marquardt
+from saddlefree.rules.line_search import line_search
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
@@ -29,6 +30,7 @@ from saddlefree.solvers.blockwise import blockwise
 from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
+from saddlefree.solvers.quasi_newton import quasi_newton
 from saddlefree.solvers.series import series
 
 __all__ = [
@@ -58,11 +60,13 @@ __all__ = [
     "levin_d2",
     "levin_t",
     "low_rank",
+    "line_search",
     "lower_bound",
     "microbatch_map",
     "microbatch_mean",
     "pade",
     "power_iteration",
+    "quasi_newton",
     "sablonniere",
     "saddle_free_newton",
     "scale_by_saddle_free",

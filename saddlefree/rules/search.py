@@ -57,6 +57,11 @@ class damping_search(LearnedDamping):
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
 
+    @property
+    def evaluations(self) -> int:
+        """One for each trial."""
+        return 2 * self.reach + 1
+
     def dampings(self, state: jax.Array, count: jax.Array, dtype: Any) -> jax.Array:
         """λ and its neighbours."""
         powers = self.spread ** jnp.arange(-self.reach, self.reach + 1, dtype=dtype)
