@@ -14,6 +14,7 @@ from saddlefree.acceleration import (
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
 from saddlefree.density import spectral_density
 from saddlefree.diagnostics import diagnostics
+from saddlefree.minimise import Minimum, Status, minimise
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
@@ -35,11 +36,13 @@ from saddlefree.solvers.series import series
 
 __all__ = [
     "Answers",
+    "Minimum",
     "Proposal",
     "Result",
     "Rule",
     "Solution",
     "Solver",
+    "Status",
     "accelerate",
     "adaptive_plane",
     "adaptive_saddle_free_newton",
@@ -64,6 +67,7 @@ __all__ = [
     "lower_bound",
     "microbatch_map",
     "microbatch_mean",
+    "minimise",
     "pade",
     "power_iteration",
     "quasi_newton",

@@ -28,7 +28,7 @@ from saddlefree.solvers.lanczos import lanczos
 from saddlefree.space import Number, Space, Tree, Vector, evaluate_schedule
 
 _DEFAULT = lanczos(num_products=10)
-_DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
+DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
 
 
 class SaddleFreeState(NamedTuple):
@@ -114,7 +114,7 @@ def saddle_free_newton(
     momentum="saddle_free_newton(momentum=…): the adaptive optimiser finds its own",
 )
 def adaptive_saddle_free_newton(
-    solver: Solver = _DEFAULT_ADAPTIVE,
+    solver: Solver = DEFAULT_ADAPTIVE,
     initial_damping: Number = 1e-2,
     *,
     rule: Rule | None = None,
@@ -157,7 +157,7 @@ def adaptive_saddle_free_newton(
     """
     check_solver(solver)
     if rule is None:
-        rule = _default_rule(solver, initial_damping)
+        rule = default_rule(solver, initial_damping)
     return _newton(solver, rule, weight_decay, frozen, escape, packed)
 
 
@@ -289,7 +289,8 @@ def _newton(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _default_rule(solver: Solver, initial_damping: Number) -> Rule:
+def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:
+    """The rule that a solver goes with, by how many λ it answers."""
     if solver.answers == Answers.ZERO:
         return line_search()
     return damping_search(initial_damping) if solver.answers == Answers.ANY else adaptive_plane(initial_damping)
