@@ -131,7 +131,7 @@ class line_search(Rule):
             # A direction that is not finite is reported as such.
             space.where(jnp.isfinite(length), step, d),
             damping,
-            learning_rate=found.best.length * space.reciprocal(length),
+            learning_rate=jnp.where(lower, found.best.length * space.reciprocal(length), 0),
             momentum=jnp.zeros_like(length),
             answer=answer,
             after=jnp.where(lower, found.best.value, jnp.inf),

@@ -58,7 +58,7 @@ class Pair(NamedTuple):
     s: Vector
     y: Vector
     root: jax.Array  # √(yᵀs)
-    scale: jax.Array  # yᵀs/(yᵀy)
+    scale: jax.Array  # yᵀs/(yᵀy); that of the pair before where this one is not usable, 1/‖g‖ where there is none
     b: jax.Array  # sᵀM⁻¹s/(yᵀs) where s = −αMg, otherwise 0: not known
     usable: jax.Array
     moved: jax.Array  # whether s or y is not 0
@@ -83,7 +83,7 @@ class Direction:
 class quasi_newton(Solver):
     """d = M g with M ≈ H⁻¹ learned from the gradients of earlier steps: no products, one gradient a step.
 
-    M begins as the identity and is scaled by yᵀs/(yᵀMy) before its first update (Shanno & Phua 1978). It stays symmetric
+    M begins as I/‖g‖ and is scaled by yᵀs/(yᵀMy) before its first update (Shanno & Phua 1978). It stays symmetric
     and positive definite. The step may be anything: where s is not −αMg (momentum, weight decay, chained
     transformations) M is updated by BFGS, where yᵀs is not safely positive it is left as it is (`skipped` counts), and
     where d is not a direction of descent, or the last one led nowhere, M begins anew as yᵀs/(yᵀy) I (`resets` counts).
@@ -127,7 +127,7 @@ class quasi_newton(Solver):
         checks.integer("max_bytes", self.max_bytes, low=1)
 
     def init(self, layout: Space) -> DenseState | LimitedState:
-        """The identity."""
+        """The identity, to be scaled by the first gradient."""
         size, width = layout.size, jnp.dtype(layout.dtype).itemsize
         needed = width * size * (size if self.memory is None else 2 * self.memory)
         if needed > self.max_bytes:
@@ -178,7 +178,7 @@ class quasi_newton(Solver):
         h, b = h * first, b / first
         phi, tau = self._coefficients(b, h, g.size)
         learns = pair.usable & sound
-        factor = jnp.where(learns, first / tau, 1)
+        factor = jnp.where(learns, first / tau, jnp.where(last.seen, 1, pair.scale))
         s, My = space.scale(1 / pair.root, pair.s), space.scale(first / pair.root, My)
         # Three rank-one terms rather than coefficients of sMyᵀ + Mysᵀ: each is symmetric to the bit, also where a
         # product and a sum are rounded once.
@@ -237,8 +237,7 @@ class quasi_newton(Solver):
 
         zero = jnp.zeros((), jnp.int32)
         q, overlaps = jax.lax.fori_loop(zero, kept, backward, (g, jnp.zeros(capacity, last.scale.dtype)))
-        scale = jnp.where(pair.usable, pair.scale, last.scale)
-        d = jax.lax.fori_loop(zero, kept, forward, space.scale(scale, q))
+        d = jax.lax.fori_loop(zero, kept, forward, space.scale(pair.scale, q))
         d, new, _ = _finished(last, pair, x, g, d, pair.usable, jnp.array(False))
         return d, LimitedState(new, S, Y)
 
@@ -260,7 +259,10 @@ def _pair(last: Last, x: Vector, g: Vector, rounding: float) -> Pair:
     alpha = aligned * lengths[0] * space.reciprocal(space.norm(d))
     safe = jnp.where(usable, cosine * lengths[1], 1)
     b = -alpha * space.dot(s_unit, last.gradient) / safe
-    scale = jnp.where(usable, lengths[0] * cosine * space.reciprocal(lengths[1]), 1)
+    # The first direction has length 1, whatever the units of the loss are.
+    size = space.norm(g)
+    begin = jnp.where((size > 0) & jnp.isfinite(size), space.reciprocal(size), 1)
+    scale = jnp.where(usable, lengths[0] * cosine * space.reciprocal(lengths[1]), jnp.where(last.seen, last.scale, begin))
     root = jnp.where(usable, jnp.sqrt(safe) * jnp.sqrt(lengths[0]), 1)
     moved = (space.peak(s) > 0) | (space.peak(y) > 0)
     return Pair(s, y, root, scale, jnp.where(usable & exact & jnp.isfinite(b), b, 0), usable, moved)
@@ -275,15 +277,14 @@ def _finished(
     # The same point again: the last direction was of no use.
     stuck = last.seen & ~pair.moved & (last.pairs > 0) & ~zero
     reset = finite & (failed | stuck | ~(space.all_finite(d) & (descends | zero)))
-    scale = jnp.where(learns, pair.scale, last.scale)
-    d = space.where(reset, space.scale(scale, g), d)
+    d = space.where(reset, space.scale(pair.scale, g), d)
     skipped = last.seen & pair.moved & ~learns
     new = Last(
         x,
         g,
         d,
         jnp.array(True),
-        scale,
+        pair.scale,
         jnp.where(reset, 0, last.pairs + learns.astype(jnp.int32)),
         last.resets + reset.astype(jnp.int32),
         last.skipped + skipped.astype(jnp.int32),
