@@ -31,7 +31,7 @@ TRIALS = 24
 """The lengths that are tried along negative curvature, on either side."""
 
 RUNNING, SMALL, IDLE, NONFINITE = range(4)
-"""What a chunk finds: nothing to stop for; a gradient within the tolerance; no progress; a number that is not finite."""
+"""What a step finds: nothing to stop for; a gradient within the tolerance; no progress; a non-finite number."""
 
 Row = dict[str, jax.Array]
 

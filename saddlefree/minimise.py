@@ -1,8 +1,8 @@
 """Minimising a smooth function from start to end: `minimise`.
 
-Compiled chunks of steps are driven from the host. How long a chunk is follows from the clock, and changes no bit of the
-result. Where the gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured from a
-random start, so that a saddle is not taken for a minimum.
+Compiled chunks of steps are driven from the host. How long a chunk is follows from the clock, and changes no bit of
+the result. Where the gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured
+from a random start, so that a saddle is not taken for a minimum.
 """
 
 import enum
@@ -19,7 +19,7 @@ from saddlefree import checks, descent
 from saddlefree.descent import MinimiseState
 from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
 from saddlefree.rules.base import Rule
-from saddlefree.solvers.base import Solver
+from saddlefree.solvers.base import Solver, check_solver
 from saddlefree.solvers.quasi_newton import quasi_newton
 from saddlefree.space import Space, Tree
 
@@ -119,13 +119,13 @@ def minimise(
       every: steps between two calls of `callback`, ≥ 1.
       progress: whether to write a line to stderr every two seconds.
       seed: of the random starts that look for negative curvature.
-      state: `state` of an earlier result, to go on from there, bit for bit as if it had not stopped; `params` and `seed`
-        are then not used.
+      state: `state` of an earlier result, to go on from there, bit for bit as if it had not stopped; of `params` only
+        shapes and dtypes are then used.
 
     `status` tells why it ended (`Status`, its `message` in words). `history` has for each step `value` and
-    `gradient_norm` after it, `damping`, `learning_rate`, and what it cost: `products` with the Hessian and `evaluations`
-    of the loss, alone or with its gradient. A step with `escape` left a saddle along negative curvature. The programs
-    of the last calls are kept, so that the same function and solver are not compiled again.
+    `gradient_norm` after it, `damping`, `learning_rate`, and what it cost: `products` with the Hessian and
+    `evaluations` of the loss, alone or with its gradient. A step with `escape` left a saddle along negative curvature.
+    The programs of the last calls are kept, so that the same function and solver are not compiled again.
 
     >>> import saddlefree as sf
     >>> valley = lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
@@ -143,9 +143,11 @@ def minimise(
         checks.number("tolerance", tolerance, 0)
     if seconds is not None:
         checks.number("seconds", seconds, 0, open_low=True)
-    layout = Space(checks.arrays(params))
-    checks.real_parameters(layout.like)
+    params = checks.arrays(params)
+    checks.real_parameters(params)
+    layout = Space(params)
     solver = choose(layout) if solver is None else solver
+    check_solver(solver)
     rule = default_rule(solver) if rule is None else rule
     program = descent.program(value_fn, solver, rule)
     # Copies: a chunk writes into the memory of the state that it is given.

@@ -1,5 +1,7 @@
 """The line search: its conditions on random functions, what it refuses, and what it does near rounding."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,7 +161,7 @@ def test_it_goes_with_solvers_of_any_damping(x64):
             updates, state = update(jax.grad(valley)(x), state, x)
             x = optax.apply_updates(x, updates)
             values.append(valley(x))
-        assert all(b <= a * (1 + NOISE) for a, b in zip(values, values[1:], strict=False))
+        assert all(b <= a * (1 + NOISE) for a, b in itertools.pairwise(values))
         assert values[-1] < 1e-12
         assert sf.diagnostics(state)["damping"] == 1e-3
 

@@ -1,6 +1,7 @@
 """Quasi-Newton matrices against the definition in NumPy, and what the theory promises of them."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def path(solver, steps, seed=0, off=0.0, size=SIZE):
 def test_matrix_is_that_of_the_definition(x64, update, off):
     points = path(sf.quasi_newton(update=update), 6, off=off)
     M = np.eye(SIZE)
-    for (x, g, _, _), (x2, g2, d, state) in zip(points, points[1:], strict=False):
+    for (x, g, _, _), (x2, g2, d, state) in itertools.pairwise(points):
         s, y = x2 - x, g2 - g
         if state.last.pairs == 1:
             M = (y @ s) / (y @ M @ y) * M
@@ -82,7 +83,7 @@ def test_matrix_is_that_of_the_definition(x64, update, off):
 @pytest.mark.parametrize("update", UPDATES)
 def test_matrix_is_symmetric_positive_definite_and_fulfils_the_secant_equation(x64, update):
     points = path(sf.quasi_newton(update=update), 12, seed=1, size=9)
-    for (x, g, _, _), (x2, g2, _, state) in zip(points, points[1:], strict=False):
+    for (x, g, _, _), (x2, g2, _, state) in itertools.pairwise(points):
         M = np.asarray(state.matrix)
         np.testing.assert_array_equal(M, M.T)
         assert np.linalg.eigvalsh(M)[0] > 0
@@ -91,7 +92,7 @@ def test_matrix_is_symmetric_positive_definite_and_fulfils_the_secant_equation(x
 
 def test_limited_memory_is_bfgs_of_the_last_pairs(x64):
     points = path(sf.quasi_newton(memory=3), 7)
-    pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(points, points[1:], strict=False)]
+    pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(points)]
     for last in range(1, 7):
         s, y = pairs[last - 1]
         M = (y @ s) / (y @ y) * np.eye(SIZE)
@@ -204,7 +205,10 @@ def test_memory_is_checked_before_it_is_allocated():
         (lambda: sf.quasi_newton(max_bytes=0), "max_bytes must be"),
         (lambda: sf.solve(sf.quasi_newton(), lambda v: v, jnp.ones(2)), "solve cannot call quasi_newton: it learns"),
         (lambda: sf.scale_by_saddle_free(sf.quasi_newton()), "damping must be 0 beside quasi_newton"),
-        (lambda: sf.saddle_free_newton(solver=sf.quasi_newton()), "fixed_rate asks for λ > 0, and quasi_newton answers"),
+        (
+            lambda: sf.saddle_free_newton(solver=sf.quasi_newton()),
+            "fixed_rate asks for λ > 0, and quasi_newton answers",
+        ),
         (
             lambda: sf.adaptive_saddle_free_newton(sf.quasi_newton(), rule=sf.damping_search()),
             "damping_search asks for λ > 0.*use line_search",
@@ -226,7 +230,10 @@ def test_chained_transformations_and_decay_go_on_learning(memory):
     loss = lambda x: jnp.sum(jnp.array([1.0, 3.0, 9.0]) * x**2) / 2  # noqa: E731
     solver = sf.quasi_newton(memory)
     chain = optax.chain(
-        sf.scale_by_saddle_free(solver, damping=0.0), optax.clip(0.2), optax.trace(0.5), optax.scale_by_learning_rate(0.5)
+        sf.scale_by_saddle_free(solver, damping=0.0),
+        optax.clip(0.2),
+        optax.trace(0.5),
+        optax.scale_by_learning_rate(0.5),
     )
     plain = sf.saddle_free_newton(0.5, 0.3, 0.0, solver, weight_decay=1e-3)
     for tx in chain, plain:

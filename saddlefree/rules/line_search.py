@@ -63,10 +63,10 @@ class Search(NamedTuple):
 class line_search(Rule):
     """s = −η d(λ) with η by a line search: strong Wolfe, and approximate Wolfe near rounding (see this module).
 
-    The first trial is η = 1, before the first step at most the length 1. Until a good point is enclosed the length grows
-    by 1.1 to 10, then it is the minimiser of a cubic. A loss or gradient that is not finite counts as a point beyond
-    the good ones. Where the conditions cannot be met, the lowest loss that was found is taken; where no trial lowers the
-    loss, or −d does not descend, the step is refused. The loss never rises by more than 1e-6 |f|.
+    The first trial is η = 1, before the first step at most the length 1. Until a good point is enclosed, the length
+    grows by a factor of 1.1 to 10; then it is the minimiser of a cubic. A point where loss or gradient are not finite
+    lies beyond the good ones. Where the conditions cannot be met, the lowest loss that was found is taken; where no
+    trial lowers the loss, or −d does not descend, the step is refused. The loss never rises by more than 1e-6 |f|.
 
     Args:
       damping: λ ≥ 0, a number or a schedule; 0 goes with `quasi_newton` too, which knows no other.
@@ -74,8 +74,8 @@ class line_search(Rule):
       curvature: σ in (δ, 1); a smaller one costs more evaluations.
       max_evaluations: the most evaluations of loss and gradient in one step, ≥ 1.
 
-    The figure `evaluations` counts them; the loss at the parameters costs one more where `value=` is not passed. `wolfe`
-    is 1 where the conditions hold and 0 otherwise.
+    The figure `evaluations` counts them; the loss at the parameters costs one more where `value=` is not passed.
+    `wolfe` is 1 where the conditions hold and 0 otherwise.
 
     >>> import saddlefree as sf
     >>> tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=line_search())

@@ -1,7 +1,7 @@
 """Quasi-Newton: an inverse Hessian that is learned from gradients alone, without products.
 
-With s = x − x₋ and y = g − g₋ from one point to the next, M ≈ H⁻¹ is changed so that M y = s. The methods differ in what
-they do elsewhere. Symbols, besides: b = sᵀM⁻¹s/(yᵀs), h = yᵀMy/(yᵀs), a = bh − 1 ≥ 0.
+With s = x − x₋ and y = g − g₋ from one point to the next, M ≈ H⁻¹ is changed so that M y = s. Methods differ in what
+they change besides. Further symbols: b = sᵀM⁻¹s/(yᵀs), h = yᵀMy/(yᵀs), a = bh − 1 ≥ 0.
 
     M ← (1/τ) [M − My(My)ᵀ/(yᵀMy) + φ (yᵀMy) vvᵀ] + ssᵀ/(yᵀs),    v = s/(yᵀs) − My/(yᵀMy)
 
@@ -91,11 +91,12 @@ class quasi_newton(Solver):
     Args:
       memory: None keeps M as a matrix: P² numbers and one product with it a step. A whole number ≥ 1 keeps as many
         pairs (s, y) instead, by L-BFGS, which is BFGS with M = yᵀs/(yᵀy) I before the oldest of them.
-      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" for pairs, which have no other.
+      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" for pairs, which take no
+        other.
       max_bytes: the most that matrix or pairs may take, ≥ 1; it is checked before they are allocated.
 
-    It answers λ = 0 only, and goes with `line_search` (the rule that `adaptive_saddle_free_newton` takes for it) or with
-    `fixed_rate(…, damping=0)`.
+    It answers λ = 0 only, and goes with `line_search`, the rule that `adaptive_saddle_free_newton` takes for it, or
+    with `fixed_rate(…, damping=0)`.
 
     >>> import optax
     >>> import saddlefree as sf
@@ -143,7 +144,7 @@ class quasi_newton(Solver):
 
         if self.memory is None:
             return DenseState(last(lambda: jnp.zeros(size, layout.dtype)), jnp.eye(size, dtype=layout.dtype))
-        ring = lambda: space.stack(layout.zeros(), self.memory)  # type: ignore[arg-type]  # noqa: E731
+        ring = lambda: space.stack(layout.zeros(), self.memory)  # noqa: E731
         return LimitedState(last(layout.zeros), ring(), ring())
 
     def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Direction, Any]:
@@ -182,12 +183,12 @@ class quasi_newton(Solver):
         s, My = space.scale(1 / pair.root, pair.s), space.scale(first / pair.root, My)
         # Three rank-one terms rather than coefficients of sMyᵀ + Mysᵀ: each is symmetric to the bit, also where a
         # product and a sum are rounded once.
-        added = (
+        terms: tuple[tuple[Any, jax.Array], ...] = (
             (-1.0, space.scale(1 / jnp.sqrt(tau * h), My)),
             (jnp.sign(phi), space.scale(jnp.sqrt(jnp.abs(phi) * h / tau), s - My / h)),
             (1.0, s),
         )
-        added = tuple((sign, jnp.where(learns, vector, 0)) for sign, vector in added)
+        added = [(sign, jnp.where(learns, vector, 0)) for sign, vector in terms]
         d = factor * Mg
         for sign, vector in added:
             d += sign * space.dot(vector, g) * vector
@@ -262,7 +263,9 @@ def _pair(last: Last, x: Vector, g: Vector, rounding: float) -> Pair:
     # The first direction has length 1, whatever the units of the loss are.
     size = space.norm(g)
     begin = jnp.where((size > 0) & jnp.isfinite(size), space.reciprocal(size), 1)
-    scale = jnp.where(usable, lengths[0] * cosine * space.reciprocal(lengths[1]), jnp.where(last.seen, last.scale, begin))
+    scale = jnp.where(
+        usable, lengths[0] * cosine * space.reciprocal(lengths[1]), jnp.where(last.seen, last.scale, begin)
+    )
     root = jnp.where(usable, jnp.sqrt(safe) * jnp.sqrt(lengths[0]), 1)
     moved = (space.peak(s) > 0) | (space.peak(y) > 0)
     return Pair(s, y, root, scale, jnp.where(usable & exact & jnp.isfinite(b), b, 0), usable, moved)
