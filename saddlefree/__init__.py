@@ -17,6 +17,7 @@ from saddlefree.diagnostics import diagnostics
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
+from saddlefree.residuals import pointwise
 from saddlefree.rules.base import Proposal, Rule
 from saddlefree.rules.escape import escape
 from saddlefree.rules.fixed import fixed_rate
@@ -29,6 +30,7 @@ from saddlefree.solvers.blockwise import blockwise
 from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
+from saddlefree.solvers.row_space import row_space
 from saddlefree.solvers.series import series
 
 __all__ = [
@@ -62,7 +64,9 @@ __all__ = [
     "microbatch_map",
     "microbatch_mean",
     "pade",
+    "pointwise",
     "power_iteration",
+    "row_space",
     "sablonniere",
     "saddle_free_newton",
     "scale_by_saddle_free",
