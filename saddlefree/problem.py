@@ -57,9 +57,7 @@ class Problem:
             return block.pack(space.select(part, self.space.unpack(x, cast=False)))
 
         previous = None if self.previous is None else restrict(self.previous)
-        return Problem(
-            block, restrict(self.gradient), self.operator, previous, self.refresh, residuals=self.residuals
-        )
+        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh, residuals=self.residuals)
 
 
 def from_update(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saddlefree import checks, space
+from saddlefree import space
 from saddlefree.curvature import microbatches
 from saddlefree.space import Space, Tree
 
@@ -50,7 +50,9 @@ def of_part(residual_fn: ResidualFn, params: Tree) -> ResidualFn:
         terms = [(lambda x, z, fn=fn: fn(space.fill(x, params), z), points) for fn, points in residual_fn.terms]
         return pointwise(*terms)
     if not callable(residual_fn):
-        raise ValueError(f"residual_fn must be a function of the parameters that returns residuals, got {residual_fn!r}")
+        raise ValueError(
+            f"residual_fn must be a function of the parameters that returns residuals, got {residual_fn!r}"
+        )
     return lambda x: residual_fn(space.fill(x, params))
 
 
@@ -112,7 +114,7 @@ def normal_equations(residual_fn: ResidualFn, layout: Space, chunk: int) -> tupl
             r, J = _joined([rows(some)])
             return (sums[0] + gram(J.T), sums[1] + jnp.matmul(r, J, precision="highest")), r
 
-        full, rest, length = microbatches(points, min(chunk, space.length(points)))
+        full, rest, _ = microbatches(points, min(chunk, space.length(points)))
         (total, slope), found = jax.lax.scan(add, (total, slope), full)
         residuals.append(found.reshape(-1))
         if rest is not None:
@@ -142,9 +144,7 @@ def _joined(parts: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Ar
     return jnp.concatenate(r), jnp.concatenate(J)
 
 
-def _for_each(
-    size: int, evaluate: Callable[[jax.Array], jax.Array], layout: Space, chunk: int
-) -> jax.Array:
+def _for_each(size: int, evaluate: Callable[[jax.Array], jax.Array], layout: Space, chunk: int) -> jax.Array:
     """`evaluate` of each unit vector, stacked."""
     index = jnp.arange(size, dtype=jnp.int32)
     return jax.lax.map(lambda i: evaluate((index == i).astype(layout.dtype)), index, batch_size=chunk)

@@ -171,7 +171,7 @@ class LeastSquares:
         right = jnp.stack([self.slope + pulled, signs], axis=1)
         # Below the cutoff λ is rounding: the eigenvalues there count as if they were at it.
         lifted = jnp.maximum(damping, lowest)
-        factor = jax.lax.linalg.cholesky(A + lifted * jnp.eye(*A.shape, dtype=A.dtype), symmetrize_input=False)
+        factor = jax.lax.linalg.cholesky(A + lifted * jnp.eye(A.shape[0], dtype=A.dtype), symmetrize_input=False)
         direct = _Solved(_solve(factor, right), jnp.zeros_like(peak))
         failed = (damping == 0) | ~space.all_finite((factor, direct))
         usable = space.all_finite((A, right))
