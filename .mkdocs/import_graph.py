@@ -21,7 +21,7 @@ WIDTH = 110
 
 STAGES = {
     "space": ("space", "checks"),
-    "curvature": ("curvature", "problem"),
+    "curvature": ("curvature", "residuals", "problem"),
     "model": ("spectrum", "acceleration", "scale", "model"),
     "solver": ("solvers",),
     "rule": ("rules",),

@@ -18,6 +18,7 @@ from saddlefree.minimise import Minimum, Status, minimise
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
+from saddlefree.residuals import pointwise
 from saddlefree.rules.base import Proposal, Rule
 from saddlefree.rules.escape import escape
 from saddlefree.rules.fixed import fixed_rate
@@ -32,6 +33,7 @@ from saddlefree.solvers.exact import exact
 from saddlefree.solvers.lanczos import lanczos
 from saddlefree.solvers.low_rank import low_rank
 from saddlefree.solvers.quasi_newton import quasi_newton
+from saddlefree.solvers.row_space import row_space
 from saddlefree.solvers.series import series
 
 __all__ = [
@@ -69,8 +71,10 @@ __all__ = [
     "microbatch_mean",
     "minimise",
     "pade",
+    "pointwise",
     "power_iteration",
     "quasi_newton",
+    "row_space",
     "sablonniere",
     "saddle_free_newton",
     "scale_by_saddle_free",

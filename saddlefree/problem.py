@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, space
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
+from saddlefree.residuals import ResidualFn, half_square, of_part
 from saddlefree.space import Space, Tree, Vector
 
 Frozen = Tree | Callable[[Tree], Tree] | None
@@ -29,6 +30,7 @@ class Problem:
       loss_gradient: the gradient of `loss`, which may differ from the right-hand side g.
       prepared: the product with H on vectors, where it has been prepared for several users.
       value_and_gradient: the loss after a step, and its gradient there.
+      residuals: the residuals r with f = ½‖r‖² as a function of the trainable parameters, where they were given.
     """
 
     space: Space
@@ -40,6 +42,7 @@ class Problem:
     loss_gradient: Vector | None = None
     prepared: Callable[[Vector], Vector] | None = None
     value_and_gradient: Callable[[Vector], tuple[jax.Array, Vector]] | None = None
+    residuals: ResidualFn | None = None
 
     def product(self) -> Callable[[Vector], Vector]:
         """v ↦ H v on vectors. Call it only where products are needed: it differentiates the loss."""
@@ -56,7 +59,7 @@ class Problem:
             return block.pack(space.select(part, self.space.unpack(x, cast=False)))
 
         previous = None if self.previous is None else restrict(self.previous)
-        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh)
+        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh, residuals=self.residuals)
 
 
 def from_update(
@@ -82,10 +85,14 @@ def from_update(
     if params is None:
         raise ValueError("params must be given to update(): curvature is taken at the parameters")
     value_fn, curvature_fn, matvec = (extra.get(name) for name in ("value_fn", "curvature_fn", "matvec"))
+    residual_fn = extra.get("residual_fn")
+    if value_fn is None and residual_fn is not None:
+        value_fn = half_square(residual_fn)
     if matvec is None and curvature_fn is None and value_fn is None:
         raise ValueError(
             "value_fn must be given to update(): a function of the parameters that returns the loss, as in "
-            "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)); "
+            "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)), or residual_fn=, one that "
+            "returns residuals whose half squared norm is the loss; "
             "flax's TrainState.apply_gradients cannot pass it, call state.tx.update(…, value_fn=…) instead"
         )
     params = checks.arrays(params)
@@ -129,6 +136,7 @@ def from_update(
         loss,
         gradient if extra.get("grad") is None else pack(extra["grad"]),
         value_and_gradient=value_and_gradient,
+        residuals=None if residual_fn is None else of_part(residual_fn, params),
     )
     return dataclasses.replace(known, prepared=known.product()) if products else known
 
