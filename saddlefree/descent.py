@@ -14,6 +14,7 @@ import optax
 from saddlefree import checks, space, spectrum
 from saddlefree.curvature import hessian
 from saddlefree.optimiser import adaptive_saddle_free_newton
+from saddlefree.residuals import half_square
 from saddlefree.rules.base import Rule
 from saddlefree.rules.line_search import NOISE, LineSearchState
 from saddlefree.solvers.base import Solver
@@ -64,12 +65,19 @@ class Escape(NamedTuple):
 
 
 class Program:
-    """The functions of one problem, compiled when they are first called."""
+    """The functions of one problem, compiled when they are first called.
 
-    def __init__(self, value_fn: Callable[[Tree], jax.Array], solver: Solver, rule: Rule):
+    Args:
+      fn: the loss, or residuals where `residuals` holds.
+      solver, rule: of the optimiser.
+      residuals: the loss is then ½‖fn(params)‖².
+    """
+
+    def __init__(self, fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool):
         self.tx = adaptive_saddle_free_newton(solver, rule=rule)
         self.rule = rule
-        self.value_fn = checks.scalar_valued("value_fn", value_fn)
+        self.value_fn = checks.scalar_valued("value_fn", half_square(fn) if residuals else fn)
+        self.known = {"value_fn": self.value_fn, **({"residual_fn": fn} if residuals else {})}
         self.start: Callable[[Tree, jax.Array], MinimiseState] = jax.jit(self._start)
         self.judge: Callable[[MinimiseState, jax.Array], MinimiseState] = jax.jit(self._judge)
         self.escape: Callable[[MinimiseState], Escape] = jax.jit(self._escape)
@@ -120,7 +128,7 @@ class Program:
 
     def _step(self, state: MinimiseState) -> tuple[MinimiseState, Row]:
         updates, optimiser = self.tx.update(
-            state.gradient, state.optimiser, state.params, value=state.value, value_fn=self.value_fn
+            state.gradient, state.optimiser, state.params, value=state.value, **self.known
         )
         params = optax.apply_updates(state.params, updates)
         if isinstance(optimiser.rule, LineSearchState):
@@ -216,6 +224,6 @@ class Program:
 
 
 @functools.lru_cache(maxsize=16)
-def program(value_fn: Callable[[Tree], jax.Array], solver: Solver, rule: Rule) -> Program:
+def program(fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool = False) -> Program:
     """The program of a function, a solver and a rule; the last ones are kept."""
-    return Program(value_fn, solver, rule)
+    return Program(fn, solver, rule, residuals)

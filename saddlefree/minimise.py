@@ -1,4 +1,4 @@
-"""Minimising a smooth function from start to end: `minimise`.
+"""Minimising a smooth function from start to end: `minimise`, and `least_squares` for residuals.
 
 Compiled chunks of steps are driven from the host. How long a chunk is follows from the clock, and changes no bit of
 the result. Where the gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured
@@ -18,13 +18,15 @@ import numpy as np
 from saddlefree import checks, descent
 from saddlefree.descent import MinimiseState
 from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
+from saddlefree.residuals import ResidualFn, count
 from saddlefree.rules.base import Rule
 from saddlefree.solvers.base import Solver, check_solver
 from saddlefree.solvers.quasi_newton import quasi_newton
+from saddlefree.solvers.row_space import row_space
 from saddlefree.space import Space, Tree
 
 DENSE = 5_000
-"""The most parameters for which a matrix is the default."""
+"""The most parameters, or residuals, for which a matrix of their number squared is the default."""
 
 
 class Status(enum.IntEnum):
@@ -89,6 +91,13 @@ def choose(layout: Space) -> Solver:
     return quasi_newton() if layout.size <= DENSE else DEFAULT_ADAPTIVE
 
 
+def choose_for_residuals(layout: Space, rows: int) -> Solver:
+    """The default solver of `least_squares`: Gauss-Newton with exact linear algebra where a Gram matrix is little."""
+    solver = row_space()
+    needed = rows * layout.size * jnp.dtype(layout.dtype).itemsize
+    return solver if min(rows, layout.size) <= DENSE and needed <= solver.max_bytes // 2 else choose(layout)
+
+
 def minimise(
     value_fn: Callable[[Tree], jax.Array],
     params: Tree,
@@ -136,20 +145,84 @@ def minimise(
     >>> abs(sf.minimise(saddle, jnp.array([1.0, 0.0])).params).round(3)
     Array([0., 1.], dtype=float32)
     """
+    params = checks.arrays(params)
+    checks.real_parameters(params)
+    solver = choose(Space(params)) if solver is None else solver
+    limits = max_steps, tolerance, seconds
+    return _driven(value_fn, False, params, solver, rule, limits, (callback, every, progress), seed, state)
+
+
+def least_squares(
+    residual_fn: ResidualFn,
+    params: Tree,
+    *,
+    solver: Solver | None = None,
+    rule: Rule | None = None,
+    max_steps: int = 10_000,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    callback: Callable[[Progress], Any] | None = None,
+    every: int = 10,
+    progress: bool = False,
+    seed: int = 0,
+    state: MinimiseState | None = None,
+) -> Minimum:
+    """Minimises ½‖r(params)‖², full batch; like `minimise`, with solvers that see the residuals r.
+
+    Args:
+      residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
+        each depends on one point of the data, which is cheaper.
+      params: a pytree of real arrays, where it starts; not changed.
+      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000 and the Jacobian
+        takes no more than half of its `max_bytes`, otherwise that of `minimise`. Any other solver works too.
+      rule: as in `minimise`, and so are all further arguments.
+      max_steps: the most steps of this call, ≥ 0.
+      tolerance: it has converged where ‖Jᵀr‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
+      seconds: None, or the time that this call may take, > 0.
+      callback: None, or a function of `Progress`; a true result ends the run.
+      every: steps between two calls of `callback`, ≥ 1.
+      progress: whether to write a line to stderr every two seconds.
+      seed: of the random starts that look for negative curvature.
+      state: `state` of an earlier result.
+
+    >>> import saddlefree as sf
+    >>> valley = lambda x: jnp.array([1 - x[0], 10 * (x[1] - x[0] ** 2)])
+    >>> result = sf.least_squares(valley, jnp.array([-1.0, 1.0]))
+    >>> result.params.round(3), result.status.name
+    (Array([1., 1.], dtype=float32), 'CONVERGED')
+    """
+    params = checks.arrays(params)
+    checks.real_parameters(params)
+    layout = Space(params)
+    solver = choose_for_residuals(layout, count(residual_fn, params)) if solver is None else solver
+    limits = max_steps, tolerance, seconds
+    return _driven(residual_fn, True, params, solver, rule, limits, (callback, every, progress), seed, state)
+
+
+def _driven(
+    fn: Callable[[Tree], Any],
+    residuals: bool,
+    params: Tree,
+    solver: Solver,
+    rule: Rule | None,
+    limits: tuple[int, float | None, float | None],
+    reports: tuple[Callable[[Progress], Any] | None, int, bool],
+    seed: int,
+    state: MinimiseState | None,
+) -> Minimum:
+    """The host's loop."""
     begun = time.perf_counter()
+    (max_steps, tolerance, seconds), (callback, every, progress) = limits, reports
     checks.integer("max_steps", max_steps, low=0)
     checks.integer("every", every, low=1)
     if tolerance is not None:
         checks.number("tolerance", tolerance, 0)
     if seconds is not None:
         checks.number("seconds", seconds, 0, open_low=True)
-    params = checks.arrays(params)
-    checks.real_parameters(params)
     layout = Space(params)
-    solver = choose(layout) if solver is None else solver
     check_solver(solver)
     rule = default_rule(solver) if rule is None else rule
-    program = descent.program(value_fn, solver, rule)
+    program = descent.program(fn, solver, rule, residuals)
     # Copies: a chunk writes into the memory of the state that it is given.
     state = jax.tree.map(jnp.array, program.start(layout.like, jax.random.PRNGKey(seed)) if state is None else state)
     limit = 10 * jnp.finfo(layout.dtype).eps * state.first_norm if tolerance is None else tolerance

@@ -190,3 +190,22 @@ def test_bad_arguments_are_refused(arguments, message):
 def test_integer_parameters_are_refused():
     with pytest.raises(ValueError, match="must be real floating point"):
         sf.minimise(valley, jnp.ones(2, jnp.int32))
+
+
+def test_least_squares_to_the_last_digit(x64):
+    residuals = lambda x: {"a": 1 - x[:-1], "b": 10 * (x[1:] - x[:-1] ** 2)}  # noqa: E731
+    result = sf.least_squares(residuals, jnp.array([-1.2, 1.0, -1.2]))
+    assert result.status == sf.Status.CONVERGED
+    assert result.value < 1e-20
+    np.testing.assert_allclose(result.params, 1.0, rtol=1e-8)
+    assert result.history["products"].any()
+    first = sf.least_squares(residuals, jnp.array([-1.2, 1.0, -1.2]), max_steps=3)
+    second = sf.least_squares(residuals, jnp.array([-1.2, 1.0, -1.2]), state=first.state)
+    assert equal(second.state, result.state)
+
+
+def test_least_squares_leaves_a_saddle(x64):
+    """Gauss-Newton has no negative curvature of its own."""
+    result = sf.least_squares(lambda x: x[0] * x[1] - jnp.ones(1), jnp.zeros(2))
+    assert result.value < 1e-20
+    assert result.history["escape"].any()
