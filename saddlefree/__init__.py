@@ -14,7 +14,7 @@ from saddlefree.acceleration import (
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
 from saddlefree.density import spectral_density
 from saddlefree.diagnostics import diagnostics
-from saddlefree.minimise import Minimum, Status, least_squares, minimise
+from saddlefree.minimisation import Minimum, Status, least_squares, minimise
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free

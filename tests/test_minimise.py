@@ -164,7 +164,7 @@ def test_progress_line(capsys):
 
 
 def test_default_depends_on_the_number_of_parameters():
-    from saddlefree.minimise import choose
+    from saddlefree.minimisation import choose
     from saddlefree.space import Space
 
     assert choose(Space(jnp.ones(10))) == sf.quasi_newton()
