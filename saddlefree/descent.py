@@ -35,6 +35,8 @@ RUNNING, SMALL, IDLE, NONFINITE = range(4)
 """What a step finds: nothing to stop for; a gradient within the tolerance; no progress; a non-finite number."""
 
 Row = dict[str, jax.Array]
+COLUMNS = ("value", "gradient_norm", "damping", "learning_rate", "products", "evaluations", "escape")
+"""What a row holds."""
 
 
 class MinimiseState(NamedTuple):
@@ -179,15 +181,9 @@ class Program:
         evaluations: jax.Array,
         escape: jax.Array,
     ) -> Row:
-        return {
-            "value": state.value,
-            "gradient_norm": state.norm,
-            "damping": damping,
-            "learning_rate": learning_rate,
-            "products": products,
-            "evaluations": evaluations.astype(jnp.int32),
-            "escape": escape,
-        }
+        evaluations = evaluations.astype(jnp.int32)
+        figures = state.value, state.norm, damping, learning_rate, products, evaluations, escape
+        return dict(zip(COLUMNS, figures, strict=True))
 
     def _escape(self, state: MinimiseState) -> Escape:
         """Products from a random start give the smallest eigenvalue; along its vector the lowest of several losses."""
@@ -224,6 +220,6 @@ class Program:
 
 
 @functools.lru_cache(maxsize=16)
-def program(fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool = False) -> Program:
+def program(fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool) -> Program:
     """The program of a function, a solver and a rule; the last ones are kept."""
     return Program(fn, solver, rule, residuals)

@@ -269,7 +269,7 @@ def _driven(
         state.value if settled else state.best_value,
         status,
         int(state.steps),
-        {name: np.concatenate([rows[name] for rows in history]) for name in history[0]} if history else {},
+        {name: np.concatenate([rows[name] for rows in history] or [np.zeros(0)]) for name in descent.COLUMNS},
         state,
     )
 
@@ -304,8 +304,9 @@ class _Clock:
             self._write(state, "\r")
 
     def report(self, state: MinimiseState) -> Progress:
-        """For a callback."""
-        return Progress(int(state.steps), float(state.value), float(state.norm), state.params, self.passed())
+        """For a callback, with parameters that it may keep: the next chunk writes into the state's."""
+        params = jax.tree.map(jnp.array, state.params)
+        return Progress(int(state.steps), float(state.value), float(state.norm), params, self.passed())
 
     def end(self, state: MinimiseState, status: Status) -> None:
         """The last line."""

@@ -243,3 +243,28 @@ def test_chained_transformations_and_decay_go_on_learning(memory):
             updates, state = update(jax.grad(loss)(x), state, x)
             x = optax.apply_updates(x, updates)
         assert loss(x) < 1e-4
+
+
+def test_hyperparameters_are_injected_after_an_eager_init():
+    make = optax.inject_hyperparams(sf.saddle_free_newton, static_args=("solver", "damping"))
+    tx, x = make(learning_rate=0.3, damping=0.0, solver=sf.quasi_newton()), jnp.ones(3)
+    state, update = tx.init(x), jax.jit(lambda g, s, x: tx.update(g, s, x, value_fn=lambda x: jnp.sum(x**4)))
+    for _ in range(3):
+        updates, state = update(4 * x**3, state, x)
+        x = optax.apply_updates(x, updates)
+    assert update._cache_size() == 1
+    assert jnp.sum(x**4) < 3
+    mapped = optax.tree.map_params(tx, jnp.zeros_like, state)
+    assert jax.tree.structure(mapped) == jax.tree.structure(state)
+
+
+def test_each_block_has_a_matrix_of_its_own():
+    loss = lambda p: jnp.sum(jnp.cosh(p["a"]["w"] - 1)) + jnp.sum(jnp.cosh(3 * p["b"]["w"] + p["a"]["w"][:2]))  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.blockwise(sf.quasi_newton()))
+    params = {"a": {"w": jnp.zeros(3)}, "b": {"w": jnp.ones(2)}}
+    state, update = tx.init(params), jax.jit(lambda g, s, p: tx.update(g, s, p, value_fn=loss))
+    assert sorted(part.matrix.shape for part in state.solver) == [(2, 2), (3, 3)]
+    for _ in range(20):
+        updates, state = update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert optax.tree.norm(jax.grad(loss)(params)) < 1e-2

@@ -82,7 +82,7 @@ class line_search(Rule):
     >>> x = jnp.array([3.0, 4.0])
     >>> updates, state = tx.update(jnp.cos(x), tx.init(x), x, value_fn=lambda x: jnp.sum(jnp.sin(x)))
     >>> {name: float(sf.diagnostics(state)[name]) for name in ("evaluations", "wolfe", "rejected_steps")}
-    {'evaluations': 2.0, 'wolfe': 1.0, 'rejected_steps': 0.0}
+    {'evaluations': 1.0, 'wolfe': 1.0, 'rejected_steps': 0.0}
     """
 
     damping: Number = 0.0
