@@ -21,12 +21,12 @@ WIDTH = 110
 
 STAGES = {
     "space": ("space", "checks"),
-    "curvature": ("curvature", "problem"),
+    "curvature": ("curvature", "residuals", "problem"),
     "model": ("spectrum", "acceleration", "scale", "model"),
     "solver": ("solvers",),
     "rule": ("rules",),
     "optimiser": ("optimiser",),
-    "tools": ("density", "inspection", "neighbours", "training"),
+    "tools": ("density", "descent", "inspection", "minimisation", "neighbours", "training"),
     "names": ("names", ""),
 }
 """The stages in the order of imports, each with its modules or packages; the empty name is the package itself."""

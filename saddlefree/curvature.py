@@ -97,7 +97,7 @@ def microbatch_mean(
     >>> float(value_fn(jnp.array(2.0)))
     2.0
     """
-    full, rest, length = _microbatches(batch, size)
+    full, rest, length = microbatches(batch, size)
 
     @jax.checkpoint
     def evaluate(params: Tree, examples: Tree) -> Tree:
@@ -139,7 +139,7 @@ def microbatch_map(predict_fn: Callable[[Tree, Tree], Tree], inputs: Tree, size:
     >>> predict(jnp.array(2.0))
     Array([0., 2., 4., 6., 8.], dtype=float32)
     """
-    full, rest, length = _microbatches(inputs, size)
+    full, rest, length = microbatches(inputs, size)
     outputs_of = jax.checkpoint(predict_fn)
 
     def predict_all(params: Tree) -> Tree:
@@ -168,7 +168,7 @@ def _calls(primitive: str, jaxpr: Any) -> bool:
     )
 
 
-def _microbatches(batch: Tree, size: int) -> tuple[Tree, Tree, int]:
+def microbatches(batch: Tree, size: int) -> tuple[Tree, Tree, int]:
     """`batch` as stacked microbatches of `size`, the shorter rest, and the number of examples.
 
     Microbatch i of k takes the examples i, i + k, i + 2k, …: where a batch is sharded along its leading axis, each

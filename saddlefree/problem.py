@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from saddlefree import checks, space
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
+from saddlefree.residuals import ResidualFn, half_square, of_part
 from saddlefree.space import Space, Tree, Vector
 
 Frozen = Tree | Callable[[Tree], Tree] | None
@@ -28,6 +29,8 @@ class Problem:
       loss: the loss after a step, or at x for None.
       loss_gradient: the gradient of `loss`, which may differ from the right-hand side g.
       prepared: the product with H on vectors, where it has been prepared for several users.
+      value_and_gradient: the loss after a step, and its gradient there.
+      residuals: the residuals r with f = ½‖r‖² as a function of the trainable parameters, where they were given.
     """
 
     space: Space
@@ -38,6 +41,8 @@ class Problem:
     loss: Callable[[Vector | None], jax.Array] | None = None
     loss_gradient: Vector | None = None
     prepared: Callable[[Vector], Vector] | None = None
+    value_and_gradient: Callable[[Vector], tuple[jax.Array, Vector]] | None = None
+    residuals: ResidualFn | None = None
 
     def product(self) -> Callable[[Vector], Vector]:
         """v ↦ H v on vectors. Call it only where products are needed: it differentiates the loss."""
@@ -54,7 +59,7 @@ class Problem:
             return block.pack(space.select(part, self.space.unpack(x, cast=False)))
 
         previous = None if self.previous is None else restrict(self.previous)
-        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh)
+        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh, residuals=self.residuals)
 
 
 def from_update(
@@ -80,10 +85,14 @@ def from_update(
     if params is None:
         raise ValueError("params must be given to update(): curvature is taken at the parameters")
     value_fn, curvature_fn, matvec = (extra.get(name) for name in ("value_fn", "curvature_fn", "matvec"))
+    residual_fn = extra.get("residual_fn")
+    if value_fn is None and residual_fn is not None:
+        value_fn = half_square(residual_fn)
     if matvec is None and curvature_fn is None and value_fn is None:
         raise ValueError(
             "value_fn must be given to update(): a function of the parameters that returns the loss, as in "
-            "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)); "
+            "tx.update(grads, state, params, value_fn=lambda params: loss(params, batch)), or residual_fn=, one that "
+            "returns residuals whose half squared norm is the loss; "
             "flax's TrainState.apply_gradients cannot pass it, call state.tx.update(…, value_fn=…) instead"
         )
     params = checks.arrays(params)
@@ -103,13 +112,19 @@ def from_update(
     def loss(step: Vector | None) -> jax.Array:
         if step is None and extra.get("value") is not None:
             return jnp.asarray(extra["value"]).astype(layout.dtype)
+        return evaluate(layout.like if step is None else layout.unpack(layout.moved(step)))
+
+    def evaluate(part: Tree) -> jax.Array:
         if value_fn is None:
             raise ValueError(
                 "value_fn must be given to update() where the rule measures the loss, also beside matvec= or "
                 "curvature_fn=: the loss after the step is compared with the one before"
             )
-        moved = params if step is None else space.fill(layout.unpack(layout.moved(step)), params)
-        return checks.scalar_valued("value_fn", value_fn)(moved).astype(layout.dtype)
+        return checks.scalar_valued("value_fn", value_fn)(space.fill(part, params)).astype(layout.dtype)
+
+    def value_and_gradient(step: Vector) -> tuple[jax.Array, Vector]:
+        value, gradient = jax.value_and_grad(evaluate)(layout.unpack(layout.moved(step)))
+        return value, layout.pack(gradient)
 
     gradient = pack(updates)
     known = Problem(
@@ -120,6 +135,8 @@ def from_update(
         extra.get("refresh"),
         loss,
         gradient if extra.get("grad") is None else pack(extra["grad"]),
+        value_and_gradient=value_and_gradient,
+        residuals=None if residual_fn is None else of_part(residual_fn, params),
     )
     return dataclasses.replace(known, prepared=known.product()) if products else known
 

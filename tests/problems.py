@@ -30,6 +30,12 @@ def network_loss(params, batch):
     return 0.5 * jnp.mean((predict(params, x) - y) ** 2)
 
 
+def network_residuals(params, batch):
+    """Those whose half squared norm is `network_loss`."""
+    x, y = batch
+    return (predict(params, x) - y) / len(x) ** 0.5
+
+
 def network_batch(key, n=16, inputs=3, dtype=jnp.float32):
     x = jax.random.normal(key, (n, inputs), dtype)
     return x, jnp.sin(2 * x[:, :1]) + x[:, 1:2] * x[:, 2:3]

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from problems import network_batch, network_loss, network_params, require
+from problems import network_batch, network_loss, network_params, network_residuals, require
 
 import saddlefree as sf
 
@@ -28,6 +28,10 @@ SOLVERS = {
     "over-adam": sf.low_rank(rank=3, refresh_every=3, base=optax.adam(1e-2)),
     "blockwise": sf.blockwise(sf.lanczos(num_products=3)),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),
+    "quasi-newton": sf.quasi_newton(),
+    "pairs": sf.quasi_newton(memory=2),
+    "rows": sf.row_space(chunk_size=6),
+    "spring": sf.row_space(momentum=0.3),
 }
 RULES = {
     "fixed": sf.fixed_rate(0.3, None, damping=0.5),
@@ -35,6 +39,9 @@ RULES = {
     "marquardt": sf.levenberg_marquardt(0.5),
     "plane": sf.adaptive_plane(0.1),
     "search": sf.damping_search(0.1),
+    "line": sf.line_search(),
+    "undamped": sf.fixed_rate(0.3, None, damping=0.0),
+    "longest": sf.damping_search(0.1, target=0.25),
 }
 
 
@@ -58,6 +65,10 @@ FEW = [
     ("over-adam", "fixed"),
     ("blockwise", "search"),
     ("exact", "plane"),
+    ("quasi-newton", "line"),
+    ("pairs", "undamped"),
+    ("rows", "longest"),
+    ("spring", "fixed"),
 ]
 PAIRS = ALL if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else FEW
 pairs = pytest.mark.parametrize(("solver", "rule"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
@@ -75,8 +86,11 @@ def step(tx, batch, carry, _=None):
     def value_fn(params):
         return network_loss(params, batch)
 
+    def residual_fn(params):
+        return network_residuals(params, batch)
+
     value, grads = jax.value_and_grad(value_fn)(params)
-    updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
+    updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn, residual_fn=residual_fn)
     return (optax.apply_updates(params, updates), state), value
 
 
@@ -129,7 +143,7 @@ def test_transformations(solver, rule):
     assert sf.diagnostics(wrapped_state).keys() == sf.diagnostics(state).keys()
     figures = sf.diagnostics(state)
     assert figures["steps"] == STEPS
-    assert figures["products"] > 0
+    assert (figures["products"] > 0) == (SOLVERS[solver].answers > sf.Answers.ZERO)
     assert figures["nonfinite_steps"] == 0
 
 
@@ -165,11 +179,15 @@ def test_dtypes(dtype, solver, rule):
         if dtype == "mixed":
             params[0]["w"] = params[0]["w"].astype(jnp.float32)
 
+        def residual_fn(params):
+            return network_residuals(jax.tree.map(lambda p: p.astype(batch[0].dtype), params), batch)
+
         def value_fn(params):
-            return network_loss(jax.tree.map(lambda p: p.astype(batch[0].dtype), params), batch)
+            return 0.5 * jnp.sum(residual_fn(params) ** 2)
 
         tx = make(solver, rule)
-        state, update = tx.init(params), jax.jit(lambda g, s, p: tx.update(g, s, p, value_fn=value_fn))
+        update = jax.jit(lambda g, s, p: tx.update(g, s, p, value_fn=value_fn, residual_fn=residual_fn))
+        state = tx.init(params)
         before, end = value_fn(params), params
         dtypes = lambda t: jax.tree.map(lambda x: x.dtype, t)  # noqa: E731
         for _ in range(2):
@@ -222,17 +240,19 @@ def test_sharding(axis_type, solver, rule):
     sharded = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))
     x, y = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))
 
-    def value_fn(params):
+    def residual_fn(params):
         hidden = jnp.tanh(x @ params[0]["w"] + params[0]["b"])
         # Summing over a sharded axis, explicitly sharded code must say where the result goes.
         placed = {"out_sharding": PartitionSpec("data")} if explicit else {}
-        outputs = jnp.dot(hidden, params[1]["w"], **placed) + params[1]["b"]
-        return 0.5 * jnp.mean((outputs - y) ** 2)
+        return (jnp.dot(hidden, params[1]["w"], **placed) + params[1]["b"] - y) / len(y) ** 0.5
+
+    def value_fn(params):
+        return 0.5 * jnp.sum(residual_fn(params) ** 2)
 
     @jax.jit
     def one(params, state):
         value, grads = jax.value_and_grad(value_fn)(params)
-        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
+        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn, residual_fn=residual_fn)
         return optax.apply_updates(params, updates), state
 
     with jax.set_mesh(mesh):

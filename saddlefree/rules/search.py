@@ -1,4 +1,4 @@
-"""λ by trial: several values on one model, and the one with the lowest loss."""
+"""λ by trial: several values on one model, and the one with the lowest loss, or with the longest step that is good."""
 
 import dataclasses
 from typing import Any
@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, space
-from saddlefree.model import Answers, Model
+from saddlefree.model import Answer, Answers, Model
 from saddlefree.problem import Problem
-from saddlefree.rules.base import Proposal, measured
+from saddlefree.rules.base import Proposal, measured, reduction_ratio
 from saddlefree.rules.levenberg_marquardt import LearnedDamping
-from saddlefree.space import Number, Vector
+from saddlefree.space import Number, Vector, evaluate_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,13 @@ class damping_search(LearnedDamping):
     evaluations of the loss. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum need no rule: the
     step is the model's own minimiser, over previous updates too where the solver keeps them (`lanczos(memory=…)`).
 
+    The lowest loss after one step may be myopic. With `target` = ρ* the longest step is taken that the model still
+    describes,
+
+        λ ← min {λᵢ : ρ(λᵢ) ≥ ρ*},    ρ(λ) = (f(x − d(λ)) − f(x)) / m(−d(λ)),
+
+    and the one with the lowest loss where no λᵢ fulfils it (the radius search of Webb, Jerad & Cartis 2026).
+
     Args:
       initial: λ before the first step, > 0.
       spread: the ratio of neighbouring trials, > 1.
@@ -31,6 +38,7 @@ class damping_search(LearnedDamping):
       minimum: > 0.
       maximum: ≥ minimum.
       max_increase: a step is refused if it makes the loss f worse than f + max_increase·|f|; None never refuses.
+      target: ρ* in (0, 1), 0.1 to 0.25 as a rule; None takes the lowest loss.
 
     >>> rule = damping_search(initial=1.0, spread=10.0, reach=1)
     >>> rule.dampings(jnp.array(1.0), jnp.array(0), jnp.float32).round(3)
@@ -43,6 +51,7 @@ class damping_search(LearnedDamping):
     minimum: float = 1e-10
     maximum: float = 1e6
     max_increase: Number | None = 0.2
+    target: Number | None = None
 
     figures = ("reduction_ratio",)
     asks = Answers.STATED
@@ -56,6 +65,13 @@ class damping_search(LearnedDamping):
         checks.number("maximum", self.maximum, float(self.minimum))
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
+        if self.target is not None:
+            checks.number("target", self.target, 0, 1, open_low=True, open_high=True)
+
+    @property
+    def evaluations(self) -> int:
+        """One for each trial."""
+        return 2 * self.reach + 1
 
     def dampings(self, state: jax.Array, count: jax.Array, dtype: Any) -> jax.Array:
         """λ and its neighbours."""
@@ -63,19 +79,29 @@ class damping_search(LearnedDamping):
         return self.bounded(state * powers, count)
 
     def propose(self, problem: Problem, model: Model, state: jax.Array, count: jax.Array) -> Proposal:
-        """The best of the trials, by the loss itself."""
+        """The best of the trials."""
         assert problem.loss is not None
+        loss = problem.loss
         dampings = self.dampings(state, count, problem.space.dtype)
 
-        def step(damping: jax.Array) -> Vector:
-            return space.scale(-1, model.answer(damping).whole)
+        def step(answer: Answer) -> Vector:
+            return space.scale(-1, answer.whole)
 
-        losses = jax.lax.map(lambda damping: problem.loss(step(damping)), dampings)
+        def attempt(damping: jax.Array) -> tuple[jax.Array, jax.Array]:
+            answer = model.answer(damping)
+            return loss(step(answer)), answer.predicted
+
+        losses, predicted = jax.lax.map(attempt, dampings)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
+        if self.target is not None:
+            ratios = reduction_ratio(loss(None), losses, predicted)
+            good = ratios >= evaluate_schedule(self.target, count, losses.dtype)
+            # λ ascends: the first is the smallest.
+            best = jnp.where(jnp.any(good), jnp.argmax(good), best)
         damping = dampings[best]
         one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
         answer = model.answer(damping)
-        proposal = Proposal(step(damping), damping, one, zero, answer, after=losses[best])
+        proposal = Proposal(step(answer), damping, one, zero, answer, after=losses[best])
         return measured(proposal, problem, answer.predicted)
 
     def learn(self, state: jax.Array, count: jax.Array, proposal: Proposal, taken: jax.Array) -> jax.Array:
