@@ -7,8 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 demo: .venv/dev.stamp
 	rm -rf runs/demo
-	$(BIN)/saddlefree compare digits --optimisers lanczos-adaptive,low-rank,series,adam,sgd,kfac --seeds 3 --epochs 15 --out runs/demo/digits
-	$(BIN)/saddlefree compare pinn-poisson --optimisers lanczos-adaptive,adam,lbfgs --seeds 1 --budget 8s --out runs/demo/pinn-poisson
+	$(BIN)/saddlefree demo --out runs/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -25,11 +24,9 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.compile_time
-	$(BIN)/python -m benchmarks.over_adam
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.step_cost
 	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.accuracy)
-	$(if $(SADDLEFREE_DATA),$(BIN)/python -m benchmarks.energy)
 
 reproduce: .venv/dev.stamp
 	$(BIN)/saddlefree reproduce

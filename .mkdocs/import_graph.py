@@ -26,8 +26,8 @@ STAGES = {
     "solver": ("solvers",),
     "rule": ("rules",),
     "optimiser": ("optimiser",),
-    "tools": ("density", "diagnostics", "neighbours", "training"),
-    "names": ("",),
+    "tools": ("density", "descent", "inspection", "minimisation", "neighbours", "training"),
+    "names": ("names", ""),
 }
 """The stages in the order of imports, each with its modules or packages; the empty name is the package itself."""
 
@@ -110,7 +110,7 @@ def draw(root: Path = ROOT) -> str:
     rows = []
     for module in _sorted(arrows):
         targets = [_short(target) for target in sorted(arrows[module])]
-        if module == PACKAGE:
+        if module == f"{PACKAGE}.names":
             targets = ["all of these"]
         elif not targets and module in (f"{PACKAGE}.solvers", f"{PACKAGE}.rules"):
             continue

@@ -1,12 +1,12 @@
 """How far each solver gets with a number of products: relative error to the exact direction (|H| + λI)⁻¹ g.
 
 On the Hessian of the UCI Energy network (8-12×7-1, ReLU, 1,057 parameters) after 100 steps of Adam at 1e-2, the median
-of five seeds; the exact direction is NumPy's, in float64. Needs SADDLEFREE_DATA to hold uci-energy/data.txt and
-permutation.txt.
+of five seeds; the exact direction is NumPy's, in float64. Needs the data of `uci-energy` (SADDLEFREE_DATA).
 """
 
 import pathlib
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 import saddlefree as sf
 from benchmarks.record import write
-from benchmarks.uci_energy import energy, loss, network
+from saddlefree.lab import problems
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -27,13 +27,13 @@ DAMPINGS = (0.1, 0.01)
 SEEDS = range(5)
 
 
-def trained(seed: int, batch: tuple) -> list:
-    """The network after 100 steps of Adam."""
-    params, tx = network(jax.random.key(seed)), optax.adam(1e-2)
+def trained(params: Any, loss: Callable[[Any], jax.Array]) -> Any:
+    """The parameters after 100 steps of Adam."""
+    tx = optax.adam(1e-2)
 
     def step(carry: tuple, _: None) -> tuple:
         params, state = carry
-        updates, state = tx.update(jax.grad(loss)(params, batch), state)
+        updates, state = tx.update(jax.grad(loss)(params), state)
         return (optax.apply_updates(params, updates), state), None
 
     (params, _), _ = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, length=100))(params)
@@ -73,12 +73,14 @@ def main() -> None:
     """Prints the table, in float64 and in float32."""
     jax.config.update("jax_enable_x64", True)
     errors: dict[tuple, list[float]] = {}
-    x, y = energy()
+    task = problems.find("uci-energy").load(None)
+    batch = jax.tree.map(lambda part: part.astype(jnp.float64), task.parts["train"])
     for seed in SEEDS:
-        batch = jnp.asarray(x), jnp.asarray(y)
-        params = jax.tree.map(lambda p: p.astype(jnp.float64), trained(seed, batch))
+        params, state = task.init(jax.random.key(seed))
+        loss = lambda params, state=state: task.loss(params, state, batch, None)[0]  # type: ignore[misc] # noqa: E731
+        params = trained(jax.tree.map(lambda p: p.astype(jnp.float64), params), loss)
         vector, unravel = ravel_pytree(params)
-        flat_loss = lambda v, batch=batch, unravel=unravel: loss(unravel(v), batch)  # noqa: E731
+        flat_loss = lambda v, loss=loss, unravel=unravel: loss(unravel(v))  # type: ignore[misc] # noqa: E731
         H, g = np.asarray(jax.hessian(flat_loss)(vector)), np.asarray(jax.grad(flat_loss)(vector))
         values, vectors = np.linalg.eigh(H)
         for dtype in ("float64", "float32"):

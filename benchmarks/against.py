@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import optax
 
 import saddlefree as now
-from benchmarks import mlp, transformer
-from benchmarks.record import write
-from saddlefree.lab import physics
+from benchmarks import transformer
+from benchmarks.record import network, write
+from saddlefree.lab import models
+from saddlefree.lab import problems as laboratory
 
 ROUNDS = 5
 
@@ -61,15 +62,16 @@ def problems() -> dict[str, tuple[Any, Callable[[Any], jax.Array], int]]:
     keys = jax.random.split(jax.random.key(0), 4)
     batch = jax.random.normal(keys[0], (200, 784)), jax.random.randint(keys[1], (200,), 0, 10)
     tokens = transformer.batch(keys[2])
+    params, loss = network(models.mlp(784, 50, 10), keys[3])
     return {
-        "mlp": (mlp.network(keys[3]), lambda p: mlp.loss(p, batch), 100),
+        "mlp": (params, lambda p: loss(p, batch), 100),
         "transformer": (transformer.network(keys[3]), lambda p: transformer.loss(p, tokens), 5),
     }
 
 
 def poisson() -> tuple[Any, Callable[[Any], jax.Array], int]:
     """The laboratory's, in float64."""
-    task = physics.poisson(None)
+    task = laboratory.find("pinn-poisson").load(None)
     params, model_state = task.init(jax.random.key(0))
     return params, lambda p: task.loss(p, model_state, task.parts["train"], None)[0], 8
 

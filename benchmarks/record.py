@@ -1,6 +1,10 @@
-"""What every benchmark needs: a clock that waits, random numbers over decades, and a file for its figures."""
+"""What benchmarks of the library share: losses of the laboratory's models, a clock that waits, and their records.
 
-import json
+Optimisers are compared by the laboratory alone: `saddlefree/lab/reproduce.py` is the list.
+"""
+
+import importlib.metadata
+import os
 import pathlib
 import platform
 import time
@@ -8,12 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+
+from saddlefree.lab import models, records
+from saddlefree.lab.task import Term
+
+RESULTS = pathlib.Path(__file__).parent.parent / "results"
 
 
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    """A number whose logarithm is uniform."""
-    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+def network(model: models.Model, key: jax.Array) -> tuple[Any, Callable[[Any, tuple[Any, Any]], jax.Array]]:
+    """Parameters of a model, and its loss as a function of them and of (inputs, targets)."""
+    params, state = model.init(key)
+
+    def loss(params: Any, batch: tuple[Any, Any]) -> jax.Array:
+        with jax.numpy_dtype_promotion("standard"):
+            return Term(model.apply(params, state, batch[0], True)[0], batch[1]).mean()
+
+    return params, loss
 
 
 def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:
@@ -27,16 +41,10 @@ def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def read(name: str, otherwise: Any) -> Any:
-    """The figures of an earlier run, or `otherwise` where there is none."""
-    path = pathlib.Path(__file__).parent / "results" / f"{name}.json"
-    return json.loads(path.read_text())["figures"] if path.exists() else otherwise
-
-
-def write(name: str, figures: Any) -> None:
-    """Writes benchmarks/results/NAME.json, with the versions that the figures were measured with."""
-    path = pathlib.Path(__file__).parent / "results" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    versions = {"jax": jax.__version__, "python": platform.python_version(), "backend": jax.default_backend()}
-    path.write_text(json.dumps({"versions": versions, "figures": figures}, indent=2) + "\n")
-    print(f"written: benchmarks/results/{name}.json")
+def write(name: str, summary: Any) -> None:
+    """Writes results/benchmarks/NAME.json, with the versions and the machine that the figures were measured with."""
+    versions = {package: importlib.metadata.version(package) for package in ("saddlefree", "jax", "optax")}
+    machine = {"platform": jax.default_backend(), "system": platform.system(), "cores": len(os.sched_getaffinity(0))}
+    record = {"versions": {"python": platform.python_version()} | versions, "machine": machine, "summary": summary}
+    records.write(RESULTS, f"benchmarks/{name}", record)
+    print(f"written: results/benchmarks/{name}.json")

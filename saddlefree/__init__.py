@@ -1,45 +1,21 @@
 """Saddle-free Newton for JAX: (|H| + λI)⁻¹ g from Hessian-vector products alone, as an Optax optimiser."""
 
-from saddlefree import training
-from saddlefree.acceleration import (
-    accelerate,
-    levin_d2,
-    levin_t,
-    pade,
-    sablonniere,
-    shanks,
-    topological_rho,
-    vector_rho,
-)
-from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
-from saddlefree.density import spectral_density
-from saddlefree.diagnostics import diagnostics
-from saddlefree.model import Answers, Result
-from saddlefree.neighbours import as_value_fn, check_value_fn
-from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
-from saddlefree.residuals import pointwise
-from saddlefree.rules.base import Proposal, Rule
-from saddlefree.rules.escape import escape
-from saddlefree.rules.fixed import fixed_rate
-from saddlefree.rules.levenberg_marquardt import levenberg_marquardt
-from saddlefree.rules.plane import adaptive_plane
-from saddlefree.rules.search import damping_search
-from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound
-from saddlefree.solvers.base import Solution, Solver, solve
-from saddlefree.solvers.blockwise import blockwise
-from saddlefree.solvers.exact import exact
-from saddlefree.solvers.lanczos import lanczos
-from saddlefree.solvers.low_rank import low_rank
-from saddlefree.solvers.row_space import row_space
-from saddlefree.solvers.series import series
+# ruff: noqa: F403, F405 (names are defined late)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saddlefree.names import *
 
 __all__ = [
     "Answers",
+    "Minimum",
     "Proposal",
     "Result",
     "Rule",
     "Solution",
     "Solver",
+    "Status",
     "accelerate",
     "adaptive_plane",
     "adaptive_saddle_free_newton",
@@ -56,16 +32,20 @@ __all__ = [
     "hessian",
     "lanczos",
     "lanczos_bound",
+    "least_squares",
     "levenberg_marquardt",
     "levin_d2",
     "levin_t",
+    "line_search",
     "low_rank",
     "lower_bound",
     "microbatch_map",
     "microbatch_mean",
+    "minimise",
     "pade",
     "pointwise",
     "power_iteration",
+    "quasi_newton",
     "row_space",
     "sablonniere",
     "saddle_free_newton",
@@ -87,7 +67,15 @@ _REMOVED = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Names what took the place of something that is gone."""
+def __getattr__(name: str) -> Any:
+    """All public names, loaded with the first that is used: the command line has answers that do not need JAX."""
+    if name in __all__:
+        names = importlib.import_module("saddlefree.names")
+        globals().update({known: getattr(names, known) for known in __all__})
+        return globals()[name]
     hint = f": use saddlefree.{_REMOVED[name]}" if name in _REMOVED else ""
     raise AttributeError(f"module 'saddlefree' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return __all__

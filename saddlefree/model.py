@@ -3,7 +3,7 @@
 A solver builds a model m(s) = gᵀs + ½ sᵀHs with its own approximation of H. For a λ the model answers with the
 direction d(λ) ≈ (|H| + λI)⁻¹ g, with the change m(−d) that it predicts, and with a result code. Before it is built, the
 rule states which λ it may ask for (one, or a list); a model of kind `ANY` answers every λ without a new product, one of
-kind `STATED` those that were stated, one of kind `ONE` the only one.
+kind `STATED` those that were stated, one of kind `ONE` the only one, one of kind `ZERO` λ = 0.
 
 λ = 0 means the pseudo-inverse. Eigenvalues with |θ| + λ below `cutoff` are rounding: where λ = 0 they contribute
 nothing, where λ > 0 as much as if they were at the cutoff. The code `SINGULAR` says that g has such a component.
@@ -29,10 +29,11 @@ class Answers(enum.IntEnum):
     """For how many λ a model has an answer.
 
     >>> import saddlefree as sf
-    >>> [solver.answers.name for solver in (sf.lanczos(), sf.series(5), sf.lanczos(two_pass=True))]
-    ['ANY', 'STATED', 'ONE']
+    >>> [solver.answers.name for solver in (sf.lanczos(), sf.series(5), sf.lanczos(two_pass=True), sf.quasi_newton())]
+    ['ANY', 'STATED', 'ONE', 'ZERO']
     """
 
+    ZERO = 0  # λ = 0 only
     ONE = 1
     STATED = 2
     ANY = 3

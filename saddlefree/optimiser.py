@@ -16,10 +16,11 @@ import optax
 from saddlefree import checks, space
 from saddlefree.model import Answers
 from saddlefree.problem import Frozen, from_update, trainable
-from saddlefree.rules.base import Rule, check_rule, decide
+from saddlefree.rules.base import Rule, asked_by, check_rule, decide
 from saddlefree.rules.escape import Escaping
 from saddlefree.rules.escape import escape as Escape  # noqa: N812 (the parameter `escape=` would hide it)
 from saddlefree.rules.fixed import fixed_rate
+from saddlefree.rules.line_search import line_search
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import Solver, check_solver
@@ -27,7 +28,7 @@ from saddlefree.solvers.lanczos import lanczos
 from saddlefree.space import Number, Space, Tree, Vector, evaluate_schedule
 
 _DEFAULT = lanczos(num_products=10)
-_DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
+DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
 
 
 class SaddleFreeState(NamedTuple):
@@ -114,7 +115,7 @@ def saddle_free_newton(
     momentum="saddle_free_newton(momentum=…): the adaptive optimiser finds its own",
 )
 def adaptive_saddle_free_newton(
-    solver: Solver = _DEFAULT_ADAPTIVE,
+    solver: Solver = DEFAULT_ADAPTIVE,
     initial_damping: Number = 1e-2,
     *,
     rule: Rule | None = None,
@@ -128,8 +129,8 @@ def adaptive_saddle_free_newton(
     With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the
     damping is the best of several that are tried (`damping_search`). With others learning rate and momentum minimise a
     saddle-free quadratic model in the plane of the direction and the previous update, and the damping follows the
-    agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). A step that makes the loss much worse is
-    refused.
+    agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). With `quasi_newton`, which knows λ = 0
+    only, the learning rate is found by a line search (`line_search`). A step that makes the loss much worse is refused.
 
     Args:
       solver: what computes the direction.
@@ -157,8 +158,7 @@ def adaptive_saddle_free_newton(
     """
     check_solver(solver)
     if rule is None:
-        default: Any = damping_search if solver.answers == Answers.ANY else adaptive_plane
-        rule = default(initial_damping)
+        rule = default_rule(solver, initial_damping)
     return _newton(solver, rule, weight_decay, frozen, escape, packed)
 
 
@@ -190,6 +190,8 @@ def scale_by_saddle_free(
             f"{solver}"
         )
     checks.number("damping", damping, 0)
+    if asked_by(damping) > solver.answers:
+        raise ValueError(f"damping must be 0 beside {type(solver).__name__}, which answers λ = 0 only, got {damping!r}")
 
     def init(params: Tree) -> ScaleBySaddleFreeState:
         layout = _layout(params, frozen, packed)
@@ -287,6 +289,13 @@ def _newton(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:
+    """The rule that a solver goes with, by how many λ it answers."""
+    if solver.answers == Answers.ZERO:
+        return line_search()
+    return damping_search(initial_damping) if solver.answers == Answers.ANY else adaptive_plane(initial_damping)
 
 
 def _layout(params: Tree, frozen: Frozen, packed: bool) -> Space:

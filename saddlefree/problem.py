@@ -29,6 +29,7 @@ class Problem:
       loss: the loss after a step, or at x for None.
       loss_gradient: the gradient of `loss`, which may differ from the right-hand side g.
       prepared: the product with H on vectors, where it has been prepared for several users.
+      value_and_gradient: the loss after a step, and its gradient there.
       residuals: the residuals r with f = ½‖r‖² as a function of the trainable parameters, where they were given.
     """
 
@@ -40,6 +41,7 @@ class Problem:
     loss: Callable[[Vector | None], jax.Array] | None = None
     loss_gradient: Vector | None = None
     prepared: Callable[[Vector], Vector] | None = None
+    value_and_gradient: Callable[[Vector], tuple[jax.Array, Vector]] | None = None
     residuals: ResidualFn | None = None
 
     def product(self) -> Callable[[Vector], Vector]:
@@ -110,13 +112,19 @@ def from_update(
     def loss(step: Vector | None) -> jax.Array:
         if step is None and extra.get("value") is not None:
             return jnp.asarray(extra["value"]).astype(layout.dtype)
+        return evaluate(layout.like if step is None else layout.unpack(layout.moved(step)))
+
+    def evaluate(part: Tree) -> jax.Array:
         if value_fn is None:
             raise ValueError(
                 "value_fn must be given to update() where the rule measures the loss, also beside matvec= or "
                 "curvature_fn=: the loss after the step is compared with the one before"
             )
-        moved = params if step is None else space.fill(layout.unpack(layout.moved(step)), params)
-        return checks.scalar_valued("value_fn", value_fn)(moved).astype(layout.dtype)
+        return checks.scalar_valued("value_fn", value_fn)(space.fill(part, params)).astype(layout.dtype)
+
+    def value_and_gradient(step: Vector) -> tuple[jax.Array, Vector]:
+        value, gradient = jax.value_and_grad(evaluate)(layout.unpack(layout.moved(step)))
+        return value, layout.pack(gradient)
 
     gradient = pack(updates)
     known = Problem(
@@ -127,6 +135,7 @@ def from_update(
         extra.get("refresh"),
         loss,
         gradient if extra.get("grad") is None else pack(extra["grad"]),
+        value_and_gradient=value_and_gradient,
         residuals=None if residual_fn is None else of_part(residual_fn, params),
     )
     return dataclasses.replace(known, prepared=known.product()) if products else known

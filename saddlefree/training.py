@@ -16,7 +16,7 @@ import optax
 
 from saddlefree import checks, space
 from saddlefree.curvature import microbatch_mean
-from saddlefree.diagnostics import diagnostics, has_figures
+from saddlefree.inspection import diagnostics, has_figures
 from saddlefree.neighbours import check_value_fn
 from saddlefree.space import Tree
 

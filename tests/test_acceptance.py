@@ -28,6 +28,8 @@ SOLVERS = {
     "over-adam": sf.low_rank(rank=3, refresh_every=3, base=optax.adam(1e-2)),
     "blockwise": sf.blockwise(sf.lanczos(num_products=3)),
     "exact": sf.exact(average=0.5, threshold=1e-3, replacement=1e-2),
+    "quasi-newton": sf.quasi_newton(),
+    "pairs": sf.quasi_newton(memory=2),
     "rows": sf.row_space(chunk_size=6),
     "spring": sf.row_space(momentum=0.3),
 }
@@ -37,6 +39,8 @@ RULES = {
     "marquardt": sf.levenberg_marquardt(0.5),
     "plane": sf.adaptive_plane(0.1),
     "search": sf.damping_search(0.1),
+    "line": sf.line_search(),
+    "undamped": sf.fixed_rate(0.3, None, damping=0.0),
     "longest": sf.damping_search(0.1, target=0.25),
 }
 
@@ -61,6 +65,8 @@ FEW = [
     ("over-adam", "fixed"),
     ("blockwise", "search"),
     ("exact", "plane"),
+    ("quasi-newton", "line"),
+    ("pairs", "undamped"),
     ("rows", "longest"),
     ("spring", "fixed"),
 ]
@@ -137,7 +143,7 @@ def test_transformations(solver, rule):
     assert sf.diagnostics(wrapped_state).keys() == sf.diagnostics(state).keys()
     figures = sf.diagnostics(state)
     assert figures["steps"] == STEPS
-    assert figures["products"] > 0
+    assert (figures["products"] > 0) == (SOLVERS[solver].answers > sf.Answers.ZERO)
     assert figures["nonfinite_steps"] == 0
 
 

@@ -4,6 +4,8 @@ import importlib.metadata
 import subprocess
 import sys
 
+import pytest
+
 import saddlefree as sf
 
 
@@ -12,7 +14,7 @@ def test_core_imports_jax_and_optax_only():
     script = (
         "import sys, jax, optax, jax.numpy\n"
         "before = {name.split('.')[0] for name in sys.modules}\n"
-        "import saddlefree\n"
+        "import saddlefree; saddlefree.lanczos\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -27,3 +29,21 @@ def test_public_names_are_documented_and_exist():
         assert part.__doc__, name
         if callable(part) and name != "Solution":
             assert ">>>" in part.__doc__, f"{name} has no example"
+
+
+@pytest.mark.parametrize(
+    "first", ["saddlefree.acceleration", "saddlefree.training", "saddlefree.inspection", "saddlefree"]
+)
+def test_names_are_there_whatever_is_imported_first(first):
+    """A fresh interpreter: names load late, and a module of the same name is none of them."""
+    script = (
+        f"import sys, {first}\n"
+        "import saddlefree as sf\n"
+        "early = 'jax' in sys.modules\n"
+        "assert dir(sf) == sf.__all__ and all(callable(getattr(sf, n)) for n in sf.__all__ if n != 'training')\n"
+        "from saddlefree import *\n"
+        "assert lanczos is sf.lanczos and training.make_step\n"
+        "print(early)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == f"{first != 'saddlefree'}\n"

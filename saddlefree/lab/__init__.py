@@ -1,4 +1,14 @@
-"""The laboratory: problems, baselines, resumable runs, comparisons and reports. Needs the extra `saddlefree[lab]`."""
+"""The laboratory: problems, baselines, resumable runs, comparisons and reports. Needs the extra `saddlefree[lab]`.
+
+`problem`, `optimiser` and `Setting` are for a file of one's own, given to the command line as `--plugin FILE`.
+"""
+
+import saddlefree.lab.peers  # noqa: F401 (adds to the registry)
+from saddlefree.lab.optimisers import optimiser
+from saddlefree.lab.problems import problem
+from saddlefree.lab.settings import Setting
+
+__all__ = ["Setting", "main", "optimiser", "problem"]
 
 
 def main() -> None:

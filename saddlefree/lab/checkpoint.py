@@ -1,7 +1,8 @@
-"""Checkpoints by Orbax: written whole or not at all, and checked by SHA-256 before they are used.
+"""Checkpoints by Orbax: written whole or not at all, and checked before they are used.
 
-A checkpoint is a folder `checkpoints/STEP` with Orbax's `state` and a `record.json`, written last, that holds the
-digest of every file. Without it a folder is what a killed run left, and is not one.
+A checkpoint is a folder `checkpoints/STEP` with Orbax's `state`, whose leaves are named by their key paths, and a
+`record.json`, written last, with the version of this format, the layout (path to shape and dtype of every leaf) and the
+SHA-256 of every file. Without it a folder is what a killed run left, and is no checkpoint.
 """
 
 import hashlib
@@ -17,18 +18,22 @@ import orbax.checkpoint as ocp
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, write_json
 
+VERSION = 2
 KEPT = 2
 
 
-def save(run: pathlib.Path, step: int, state: Any, record: dict[str, Any]) -> None:
+def save(run: pathlib.Path, step: int, state: Any, position: dict[str, Any]) -> None:
     """Writes a checkpoint, then drops all but the last ones."""
-    folder = run / "checkpoints" / str(step)
+    folder, leaves = run / "checkpoints" / str(step), _leaves(state)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save((folder / "state").resolve(), _leaves(state))
-        write_json(folder / "record.json", {**record, "step": step, "sha256": _digests(folder / "state")})
+            # Orbax refuses empty arrays, in which there is nothing to be kept.
+            filled = {path: np.asarray(leaf) for path, leaf in leaves.items() if leaf.size}
+            checkpointer.save((folder / "state").resolve(), filled)
+        record = {"version": VERSION, "step": step, "position": position, "layout": _layout(leaves)}
+        write_json(folder / "record.json", {**record, "sha256": _digests(folder / "state")})
     except (OSError, ValueError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(
@@ -46,7 +51,20 @@ def latest(run: pathlib.Path) -> int | None:
 
 
 def restore(run: pathlib.Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    """The last checkpoint's state, shaped like `like`, and its record."""
+    """The last checkpoint's state, which must have the layout of `like`, and the position that it was saved with."""
+    leaves = _leaves(like)
+    found, position = load(run, _layout(leaves))
+    restored = [jnp.asarray(found[path]) if path in found else leaf for path, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), restored), position
+
+
+def load(run: pathlib.Path, layout: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The last checkpoint's leaves by their paths, without empty ones, and its position.
+
+    Args:
+      run: the folder of the run.
+      layout: that it must have; None is any.
+    """
     steps = _complete(run)
     folder = run / "checkpoints" / str(steps[-1])
     before = f"step {steps[-2]}" if len(steps) > 1 else "the start"
@@ -56,26 +74,41 @@ def restore(run: pathlib.Path, like: Any) -> tuple[Any, dict[str, Any]]:
         digests = _digests(folder / "state")
     except (UserError, OSError):
         raise UserError(f"{folder / 'record.json'} is damaged: {remedy}") from None
+    if record.get("version") != VERSION:
+        other: str | None = f"has version {record.get('version', 1)} of the format, this is version {VERSION}"
+    else:
+        other = _mismatch(record["layout"], record["layout"] if layout is None else layout)
+    if other:
+        remedy = f"delete {folder.parent} to start anew, or resume with the saddlefree that wrote it"
+        raise UserError(f"{folder} {other}: {remedy}")
     for name, digest in record["sha256"].items():
         if digests.get(name) != digest:
             raise UserError(f"{folder / 'state' / name} is damaged or missing: {remedy}")
-    target = _leaves(like)
+    kept = {path: np.empty(shape, dtype) for path, (shape, dtype) in record["layout"].items() if 0 not in shape}
     with ocp.StandardCheckpointer() as checkpointer:
-        found = checkpointer.restore((folder / "state").resolve(), target)
-    leaves = [
-        jnp.asarray(found[_name(number)]) if _name(number) in found else leaf
-        for number, leaf in enumerate(jax.tree.leaves(like))
-    ]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), record
+        return checkpointer.restore((folder / "state").resolve(), kept), record["position"]
 
 
-def _leaves(state: Any) -> dict[str, np.ndarray]:
-    """Named arrays; Orbax refuses empty ones, which hold nothing to be kept."""
-    return {_name(number): np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state)) if leaf.size}
+def _mismatch(written: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    """The first difference of two layouts."""
+    for path in {**wanted, **written}:
+        if path not in written:
+            return f"lacks the leaf {path}"
+        if path not in wanted:
+            return f"has a leaf {path} that this run has not"
+        if written[path] != wanted[path]:
+            (shape, dtype), (now, kind) = written[path], wanted[path]
+            return f"has {path} as {dtype}{shape}, this run as {kind}{now}"
+    return None
 
 
-def _name(number: int) -> str:
-    return f"leaf{number:05}"
+def _leaves(state: Any) -> dict[str, Any]:
+    """Leaves by key path, in the tree's order."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _layout(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in leaves.items()}
 
 
 def _complete(run: pathlib.Path) -> list[int]:

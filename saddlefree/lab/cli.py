@@ -1,8 +1,11 @@
-"""The command `saddlefree`: what the laboratory can do, from a shell."""
+"""The command `saddlefree`: what the laboratory can do, from a shell.
 
+Names, numbers and files are checked before JAX and all that needs it is imported: help and a typo are answered at once.
+"""
+
+import importlib.metadata
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,141 +13,144 @@ from typing import Annotated, Any
 import tyro
 from rich.markup import escape
 
-from saddlefree.lab import compare as comparison
-from saddlefree.lab import data, optimisers, problems, report, reproduce, search, studies, tables
-from saddlefree.lab.display import CONSOLE, ERRORS, progress, ranked, table, trials
-from saddlefree.lab.errors import UserError
-from saddlefree.lab.metrics import read_json
-from saddlefree.lab.paper import LABELS
-from saddlefree.lab.program import precision
-from saddlefree.lab.run import Interrupted, Plan, circumstances, open_folder, run
+from saddlefree.lab import optimisers as registry
+from saddlefree.lab import problems
+from saddlefree.lab.arguments import (
+    COUNT,
+    EPOCHS,
+    SEED,
+    Files,
+    Folder,
+    Number,
+    Optimiser,
+    Pairs,
+    Problem,
+    Text,
+    Time,
+    Whole,
+    folder_of,
+    length,
+    limit,
+    load_plugins,
+    pairs,
+    seconds,
+)
+from saddlefree.lab.display import CONSOLE, ERRORS, progress, trials
+from saddlefree.lab.errors import Interrupted, UserError, nearest
+from saddlefree.lab.listing import list_optimisers, list_problems, number, say, show
+from saddlefree.lab.settings import Setting
 
-Changes = Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="NAME=VALUE")]
+DIVERGED = 3
+"""The exit code of a run that diverged."""
+STUDIES = ("saddle", "truncation", "accelerators", "spectrum")
 _DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
 
 
-def seconds(text: str) -> float:
-    """A time such as `60s`, `5min` or `2h`.
-
-    >>> seconds("90"), seconds("1.5min")
-    (90.0, 90.0)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*(s|min|h)?", text.strip())
-    if not found or not float(found[1]):
-        raise UserError(f"a time must be a number > 0 with s, min or h after it, such as 60s or 5min, got {text!r}")
-    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
-
-
-def pairs(texts: Sequence[str]) -> dict[str, str]:
-    """`name=value` pairs."""
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise UserError(f"--set must be name=value, such as learning_rate=0.01, got {text!r}")
-        found[name] = value
-    return found
-
-
-def list_problems(data_dir: str | None = None) -> None:
-    """Lists the problems, and whether their data is at hand.
+def demo(*, out: Folder = "runs/demo") -> None:
+    """Shows in two or three minutes what the library is for: a saddle, an equation, mini-batches; no data is needed.
 
     Args:
-      data_dir: where data sets are looked for first.
+      out: the folder for the results; what it holds already is not done again.
     """
-    rows = []
-    for name, entry in problems.PROBLEMS.items():
-        batch = "all" if entry.batch_size is None else str(entry.batch_size)
-        found = data.status(entry.data, data_dir) if entry.data else "needs none"
-        rows.append([name, entry.title, str(entry.epochs), batch, found])
-    table(["problem", "what", "epochs", "batch", "data"], rows)
+    from saddlefree.lab.demo import PARTS
+    from saddlefree.lab.metrics import read_json
 
-
-def list_optimisers() -> None:
-    """Lists the optimisers, what each is called in the paper, and their hyperparameters with defaults."""
-    rows = []
-    for name, entry in optimisers.OPTIMISERS.items():
-        settings = ", ".join(f"{key}={setting.default}" for key, setting in entry.settings.items())
-        rows.append([name, LABELS.get(name, ""), entry.about, settings])
-    table(["optimiser", "in the paper", "what", "hyperparameters"], rows)
+    folder = folder_of(out, "demo")
+    for part in PARTS:
+        say(f"\n[bold]{part.title}[/]\n[dim]$ saddlefree {part.command}[/]", markup=True)
+        where = folder / part.folder
+        _run([*part.command.split(), "--out", str(where), "--resume"])
+        CONSOLE.print(escape(part.read(read_json(where / "summary.json"))), highlight=False)
+    say(f"\nWith figures: {', '.join(str(folder / part.folder / 'report.html') for part in PARTS)}")
 
 
 def train(
-    problem: tyro.conf.Positional[str],
-    optimiser: tyro.conf.Positional[str],
+    problem: Problem,
+    optimiser: Optimiser,
     *,
     seed: int = 0,
-    epochs: float | None = None,
-    budget: str | None = None,
-    batch_size: int | None = None,
-    set: Changes = [],  # noqa: B006 (the option's name; never changed)
-    out: pathlib.Path | None = None,
+    epochs: Number = None,
+    steps: Whole = None,
+    budget: Time = None,
+    batch_size: Whole = None,
+    variant: Pairs = [],  # noqa: B006 (options are never changed)
+    set: Pairs = [],  # noqa: B006
+    out: Folder = None,
     resume: bool = False,
     checkpoint_every: str = "30s",
-    data_dir: str | None = None,
+    plugin: Files = [],  # noqa: B006
+    data_dir: Folder = None,
 ) -> None:
-    """Trains once, with metrics of every step and checkpoints.
+    """Trains once, with metrics of every step and checkpoints; ends with code 3 if it diverged.
 
     Args:
       problem: one of `saddlefree problems`.
       optimiser: one of `saddlefree optimisers`.
       seed: of the initial parameters and the order of batches.
       epochs: the problem's own number unless given.
+      steps: a number of them, in place of epochs.
       budget: seconds of training in place of epochs, such as 60s or 5min.
       batch_size: the optimiser's or the problem's own unless given.
+      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter, such as learning_rate=0.01; may be repeated.
       out: the folder for the results.
       resume: go on from the last checkpoint in that folder.
       checkpoint_every: the time between checkpoints.
+      plugin: a file of your own with problems or optimisers; may be repeated.
       data_dir: where data sets are looked for first.
     """
+    folder = folder_of(out, f"{problem}-{optimiser}-{seed}")
+    loaded = load_plugins(plugin, folder, resume)
     entry = problems.find(problem)
     changes: dict[str, Any] = pairs(set)
     if batch_size is not None:
         changes["batch_size"] = batch_size
-    values = optimisers.configured(optimiser, problem, changes)
-    epochs, limit = _positive("epochs", epochs) or entry.epochs, _time(budget)
+    values = registry.configured(optimiser, problem, changes)
+    registry.find(optimiser).require()
+    SEED.parse("seed", seed)
+    asked = length(epochs, budget, steps) | {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
     interval = seconds(checkpoint_every)
-    with precision(entry):
-        task = entry.load(data_dir)
-    plan = Plan(problem, optimiser, values, (seed,), epochs, limit)
-    config = {
-        "command": "train",
-        "title": entry.title,
-        "problem": problem,
-        "optimisers": {optimiser: values},
-        "seeds": [seed],
-        "epochs": epochs,
-        "budget": limit,
-        "test": entry.test,
-        "batch_size": {optimiser: values.get("batch_size") or entry.batch_size},
-        "plan": plan.record(),
-        **circumstances(task),
-    }
-    folder = out or pathlib.Path("runs") / f"{problem}-{optimiser}-{seed}"
-    open_folder(folder, config, resume)
-    with progress() as announce:
-        display = announce(f"{problem}, {optimiser}")
-        summary = run(plan, task, folder, every_step=True, checkpoint_every=interval, display=display)
-    losses = [f"{part} {_number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
-    CONSOLE.print(
-        f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}"
+    size = entry.parameters(asked["variant"])
+    if size is not None and values.get("rank", 0) > size:
+        say(f"rank {values['rank']} is more than the {size} parameters: {size} is used")
+
+    from saddlefree.lab.metrics import read_lines
+    from saddlefree.lab.plan import build
+    from saddlefree.lab.run import load, run
+
+    task = load(problem, data_dir, asked["variant"])
+    plan = build(problem, optimiser, task, changes=changes, seeds=[seed], **asked)
+    options: dict[str, Any] = {"every_step": True, "checkpoint_every": interval, "keep_checkpoint": True}
+    with progress() as listener:
+        summary = run(plan, task, folder, resume=resume, listener=listener, **options)
+    losses = [f"{part} {number(summary[part][0])}" for part in ("train", "val", "test", "accuracy") if part in summary]
+    say(f"{summary['status']} after {summary['steps']} steps, {summary['seconds']:.1f} s: {', '.join(losses)}")
+    best = min(
+        (line for line in read_lines(folder / "metrics.jsonl") if line.get("val") is not None),
+        key=lambda line: line["val"],
+        default={},
     )
-    CONSOLE.print(f"{folder} holds the run; `saddlefree report {folder}` draws it", soft_wrap=True)
+    if best:
+        say(f"best validation: {number(best['val'])} at step {best['step']}")
+    say(f"{folder} holds the run; `saddlefree report {folder}` draws it")
+    if summary["status"] == "diverged":
+        sys.exit(DIVERGED)
 
 
 def compare(
-    problem: tyro.conf.Positional[str],
+    problem: Problem,
     *,
     optimisers: str = _DEFAULT,
     seeds: int = 3,
-    epochs: float | None = None,
-    budget: str | None = None,
-    set: Changes = [],  # noqa: B006
-    evaluations: int | None = None,
-    out: pathlib.Path | None = None,
+    epochs: Number = None,
+    budget: Time = None,
+    variant: Pairs = [],  # noqa: B006
+    set: Pairs = [],  # noqa: B006
+    evaluations: Whole = None,
+    out: Folder = None,
     resume: bool = False,
-    data_dir: str | None = None,
+    plugin: Files = [],  # noqa: B006
+    data_dir: Folder = None,
 ) -> None:
     """Trains with many optimisers and seeds, and writes tables, figures and a page.
 
@@ -154,62 +160,75 @@ def compare(
       seeds: how many of each.
       epochs: the problem's own number unless given.
       budget: seconds of training for each seed of each optimiser in place of epochs, such as 60s or 5min.
+      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated.
       evaluations: in each run; the problem's own number unless given.
       out: the folder for the results.
       resume: go on with the comparison in that folder.
+      plugin: a file of your own with problems or optimisers; may be repeated.
       data_dir: where data sets are looked for first.
     """
+    folder = folder_of(out, f"compare-{problem}")
+    loaded = load_plugins(plugin, folder, resume)
+    entry = problems.find(problem)
     names = [name.strip() for name in optimisers.split(",") if name.strip()]
-    changes: dict[str, dict[str, str]] = {}
+    if not names:
+        raise UserError("--optimisers must be names with commas between, such as adam,lbfgs, got none")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--optimisers names {twice[0]} twice: leave out one of them")
+    changes: dict[str, dict[str, str]] = {name: {} for name in names}
     for key, value in pairs(set).items():
         name, _, setting = key.partition(".")
         if name not in names or not setting:
             raise UserError(f"--set must be optimiser.name=value with one of {', '.join(names)}, got {key!r}")
-        changes.setdefault(name, {})[setting] = value
-    if seeds < 1:
-        raise UserError(f"seeds must be a whole number ≥ 1, got {seeds}")
-    if evaluations is not None and evaluations < 1:
-        raise UserError(f"evaluations must be a whole number ≥ 1, got {evaluations}")
-    folder = out or pathlib.Path("runs") / f"compare-{problem}"
-    with progress() as announce:
+        changes[name][setting] = value
+    for name in names:
+        registry.configured(name, problem, changes[name])
+        registry.find(name).require()
+    Setting(1, low=1, high=10_000, whole=True).parse("seeds", seeds)
+    if evaluations is not None:
+        COUNT.parse("evaluations", evaluations)
+    asked = length(epochs, budget) | {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
+
+    from saddlefree.lab import compare as comparison
+
+    with progress() as listener:
         summary = comparison.compare(
             problem,
             names,
             folder,
             seeds=seeds,
-            epochs=_positive("epochs", epochs),
-            budget=_time(budget),
             changes=changes,
             evaluations=evaluations,
             data_dir=data_dir,
             resume=resume,
-            announce=announce,
+            listener=listener,
+            **asked,
         )
-    results = tables.results(problem, summary["rows"], problems.find(problem).test)
-    rows = [
-        [f"{cell.text}\n[dim]paper: {cell.paper}[/]" if cell.paper else cell.text for cell in row]
-        for row in results.rows
-    ]
-    table(results.columns, rows, results.caption)
-    _show_report(folder)
+    show(folder)
+    spent = {"compiling": "compile_seconds", "evaluating": "evaluation_seconds"}
+    parts = {word: sum(row[key] for row in summary["rows"]) for word, key in spent.items()}
+    training = sum(row["seconds"] * row["seeds"] for row in summary["rows"])
+    say(f"time: training {training:.1f} s, " + ", ".join(f"{word} {value:.1f} s" for word, value in parts.items()))
 
 
 def tune(
-    problem: tyro.conf.Positional[str],
-    optimiser: tyro.conf.Positional[str],
+    problem: Problem,
+    optimiser: Optimiser,
     *,
     configs: int = 100,
-    max_epochs: float | None = None,
-    budget: str | None = None,
-    set: Changes = [],  # noqa: B006
+    max_epochs: Number = None,
+    budget: Time = None,
+    variant: Pairs = [],  # noqa: B006
+    set: Pairs = [],  # noqa: B006
     seed: int = 0,
     address: str | None = None,
     cpus: int = 1,
     gpus: float = 0.0,
-    out: pathlib.Path | None = None,
+    out: Folder = None,
     resume: bool = False,
-    data_dir: str | None = None,
+    plugin: Files = [],  # noqa: B006
+    data_dir: Folder = None,
 ) -> None:
     """Looks for the hyperparameters of lowest validation loss: draws them, and ASHA on Ray stops the worse early.
 
@@ -219,6 +238,7 @@ def tune(
       configs: how many configurations are tried; the first is the registered one.
       max_epochs: of a whole run; the problem's own number unless given.
       budget: how long the search may take, such as 5min; the problem's own unless given. With --resume it begins anew.
+      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter that is not searched, such as decay=none; may be repeated.
       seed: of the configurations, and of the parameters and batches of every trial.
       address: of a running Ray cluster, such as 127.0.0.1:6379; without it Ray is started on this machine.
@@ -226,51 +246,61 @@ def tune(
       gpus: that each trial has to itself, or its share of one.
       out: the folder for the results.
       resume: go on with the search in that folder.
+      plugin: a file of your own with problems or optimisers; may be repeated.
       data_dir: where data sets are looked for first.
     """
+    folder = folder_of(out, f"tune-{problem}-{optimiser}")
+    load_plugins(plugin, folder, resume)
+    fixed, chosen = pairs(set), problems.find(problem).variant(pairs(variant, "--variant"))
+    registry.configured(optimiser, problem, fixed)
+    registry.find(optimiser).require()
+    SEED.parse("seed", seed)
+    for name, value in (("configs", configs), ("cpus", cpus)):
+        Setting(1, low=1, high=100_000, whole=True).parse(name, value)
+    Setting(0.0, high=1000).parse("gpus", gpus)
+    allowed = limit(budget)
+    if max_epochs is not None:
+        EPOCHS.parse("max-epochs", max_epochs)
     try:
         from saddlefree.lab import tune as tuning  # it sets Ray up, which only this needs
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: install the extra, saddlefree[tune]") from None
+    from saddlefree.lab import search
 
-    fixed = pairs(set)
-    for name, value, least in (("configs", configs, 1), ("seed", seed, 0), ("cpus", cpus, 1), ("gpus", gpus, 0)):
-        if value < least:
-            raise UserError(f"{name} must be a number ≥ {least}, got {value}")
-    folder = out or pathlib.Path("runs") / f"tune-{problem}-{optimiser}"
     searched = search.names(problem, optimiser, fixed)
-    with trials(searched) as show:
+    with trials(searched) as listener:
         summary = tuning.tune(
             problem,
             optimiser,
             folder,
             configs=configs,
-            epochs=_positive("max-epochs", max_epochs),
-            budget=_time(budget),
+            epochs=max_epochs,
+            budget=allowed,
             fixed=fixed,
             seed=seed,
             address=address,
             cpus=cpus,
             gpus=gpus,
+            variant=chosen,
+            plugin=plugin,
             data_dir=data_dir,
             resume=resume,
-            show=show,
+            listener=listener,
         )
-    CONSOLE.print(ranked(read_json(folder / "trials.json"), searched))
     for command in summary["commands"]:
         CONSOLE.print(command, soft_wrap=True, highlight=False)
-    _show_report(folder)
+    show(folder)
 
 
 def study(
-    name: tyro.conf.Positional[str],
+    name: Annotated[Text, tyro.conf.arg(metavar="NAME")],
     *,
-    seeds: int | None = None,
-    steps: int | None = None,
-    problem: str | None = None,
-    out: pathlib.Path | None = None,
+    seeds: Whole = None,
+    steps: Whole = None,
+    problem: Annotated[str | None, tyro.conf.arg(metavar="PROBLEM")] = None,
+    out: Folder = None,
     resume: bool = False,
-    data_dir: str | None = None,
+    data_dir: Folder = None,
 ) -> None:
     """Makes one of the paper's studies: saddle, truncation, accelerators or spectrum.
 
@@ -283,8 +313,17 @@ def study(
       resume: go on with the study in that folder.
       data_dir: where data sets are looked for first.
     """
-    folder = out or pathlib.Path("runs") / f"study-{name}"
-    with progress() as announce:
+    folder = folder_of(out, f"study-{name}")
+    if name not in STUDIES:
+        hint = nearest(name, STUDIES, f"there are {', '.join(STUDIES)}")
+        raise UserError(f"study {name!r} is not known: {hint}")
+    for option, value in (("seeds", seeds), ("steps", steps)):
+        if value is not None:
+            COUNT.parse(option, value)
+
+    from saddlefree.lab import studies
+
+    with progress() as listener:
         studies.study(
             name,
             folder,
@@ -293,9 +332,9 @@ def study(
             problem=problem,
             data_dir=data_dir,
             resume=resume,
-            display=announce(f"study {name}"),
+            listener=listener,
         )
-    _show_report(folder)
+    show(folder)
 
 
 def run_all(
@@ -305,7 +344,7 @@ def run_all(
     work: pathlib.Path = pathlib.Path("runs/reproduce"),
     out: pathlib.Path = pathlib.Path("results"),
     docs: pathlib.Path = pathlib.Path("docs"),
-    data_dir: str | None = None,
+    data_dir: Folder = None,
 ) -> None:
     """Does the paper's experiments, as many as there is time for, and writes their results and a page of them.
 
@@ -319,45 +358,30 @@ def run_all(
       docs: the folder for results.md and its figures.
       data_dir: where data sets are looked for first.
     """
-    parts = [part.strip() for part in only.split(",") if part.strip()]
+    parts, allowed = [part.strip() for part in only.split(",") if part.strip()], seconds(budget)
 
-    def say(text: str) -> None:
+    from saddlefree.lab import reproduce
+
+    def announce(text: str) -> None:
         CONSOLE.print(escape(text), soft_wrap=True, highlight=False, style="bold")
 
-    left = reproduce.reproduce(work, out, docs, budget=seconds(budget), only=parts, data_dir=data_dir, say=say)
-    CONSOLE.print(f"{docs / 'results.md'} has the results", soft_wrap=True)
+    left = reproduce.reproduce(work, out, docs, budget=allowed, only=parts, data_dir=data_dir, say=announce)
+    say(f"{docs / 'results.md'} has the results")
     if left:
-        CONSOLE.print(f"not done yet: {', '.join(left)}", soft_wrap=True, highlight=False)
+        say(f"not done yet: {', '.join(left)}")
 
 
-def show_report(folder: tyro.conf.Positional[pathlib.Path]) -> None:
-    """Writes tables and figures of a result folder, and one self-contained page of them.
+def show_report(folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="DIR")]) -> None:
+    """Writes tables and figures of a result folder, and one self-contained page of them; prints the tables.
 
     Args:
-      folder: that train, compare, tune or study wrote.
+      folder: that train, compare, tune or study wrote, or one that holds several comparisons.
     """
-    _show_report(folder)
-
-
-def _show_report(folder: pathlib.Path) -> None:
-    CONSOLE.print(f"report: {report.write(folder)}", soft_wrap=True)
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value < float("inf"):
-        raise UserError(f"{name} must be a number > 0, got {value}")
-    return value
-
-
-def _time(text: str | None) -> float | None:
-    return None if text is None else seconds(text)
-
-
-def _number(value: float | None) -> str:
-    return "—" if value is None else tables.number(value)
+    show(folder)
 
 
 COMMANDS = {
+    "demo": demo,
     "problems": list_problems,
     "optimisers": list_optimisers,
     "train": train,
@@ -371,13 +395,12 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command. An error that the user can mend is one line and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"saddlefree {importlib.metadata.version('saddlefree')}")
+        return
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,  # type: ignore[arg-type]
-            prog="saddlefree",
-            description="Saddle-free Newton for JAX: problems, runs, comparisons and reports.",
-            args=arguments,
-        )
+        _run(given or ["--help"])
     except UserError as error:
         _end(str(error), 2)
     except Interrupted as error:
@@ -385,7 +408,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         _end("interrupted", 130)
     except OSError as error:
-        _end(f"{error.filename or 'a file'}: {os.strerror(error.errno) if error.errno else error}; nothing is lost", 2)
+        _end(f"{error.filename or 'a file'}: {os.strerror(error.errno) if error.errno else error}", 2)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,  # type: ignore[arg-type]
+        prog="saddlefree",
+        description="Saddle-free Newton for JAX: problems, runs, comparisons and reports.",
+        args=arguments,
+    )
 
 
 def _end(message: str, code: int) -> None:

@@ -24,7 +24,6 @@ import numpy as np
 import rich.console
 import rich.filesize
 import rich.progress
-import scipy.io
 
 from saddlefree.lab.errors import UserError
 
@@ -239,6 +238,7 @@ def _idx(folder: pathlib.Path, spec: Spec) -> tuple[Examples, Examples, str]:
 
 def _matlab(folder: pathlib.Path, spec: Spec) -> tuple[Examples, Examples, str]:
     """Two MATLAB files with X, 32 × 32 × 3 × n, and y, in which 10 stands for 0."""
+    import scipy.io  # takes half a second
 
     def part(file: File, most: int) -> Examples:
         with _reading(folder, file) as path, path.open("rb") as stream:

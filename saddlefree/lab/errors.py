@@ -8,6 +8,14 @@ class UserError(Exception):
     """One line: what is wrong, what is allowed, what to do. The command line prints it and exits with 2."""
 
 
+class Interrupted(Exception):  # noqa: N818 (it is none)
+    """A signal ended the work, of which nothing is lost."""
+
+    def __init__(self, number: int, where: str):
+        super().__init__(f"interrupted {where}; go on with --resume")
+        self.code = 128 + number
+
+
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint for a name that is not known: one that is like it, or `otherwise`.
 

@@ -12,10 +12,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 
-from saddlefree.lab import statistics
-from saddlefree.lab.tables import LOST, STATUSES, short
+from saddlefree.lab import profiles, statistics
+from saddlefree.lab.tables import LOST, STATUSES, Table, short
 
 INK = "#010203"  # stands for the text's colour: in an SVG it becomes currentColor
 STYLE: Any = {
@@ -53,10 +53,12 @@ MARKS: dict[str, Any] = {
 
 
 class Picture(NamedTuple):
-    """A figure, as it stands in the page, and its caption where it does not say itself what it shows."""
+    """A figure, as it stands in the page, its caption where it does not say itself what it shows, and its table."""
 
     content: Markup
     caption: str = ""
+    table: Table | None = None
+    wide: bool = False
 
 
 def styles(names: Iterable[str]) -> dict[str, Any]:
@@ -106,6 +108,71 @@ def curves(
 def losses(found: Mapping[str, statistics.Curve], styles: Mapping[str, Any], along: str) -> Figure:
     """Curves of a loss along one of AXES, cut off where they are far above their start."""
     return curves(found, styles, AXES[along], within=(-math.inf, top(found.values())))
+
+
+def performance(found: profiles.Profile, styles: Mapping[str, Any]) -> Figure:
+    """Shares of targets that are reached against the time over that of the fastest."""
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    finite = {name: ratios[np.isfinite(ratios)] for name, ratios in found.items()}
+    end = 2 * max((float(ratios.max()) for ratios in finite.values() if len(ratios)), default=1.0)
+    for name, ratios in finite.items():
+        shares = np.arange(len(ratios) + 1) / len(found[name])
+        x, y = np.concatenate([[1.0], ratios, [end]]), np.append(shares, shares[-1])
+        axes.step(x, y, where="post", label=textwrap.fill(name, WIDTH), **styles[name])
+    axes.set(xlabel="Time over that of the fastest", xscale="log", xlim=(0.95, end))
+    axes.set(ylabel="Share of targets", ylim=(-0.02, 1.02))
+    label(axes.xaxis)
+    return figure
+
+
+def targets(found: Mapping[str, statistics.Curve], styles: Mapping[str, Any], label: str) -> Figure:
+    """Wall time against the loss to be reached, which falls to the right."""
+    figure = curves(found, styles, f"{label} to be reached")
+    figure.axes[0].set_ylabel(AXES["seconds"])
+    figure.axes[0].invert_xaxis()
+    return figure
+
+
+def spectrum(
+    smallest: Mapping[str, statistics.Curve], largest: Mapping[str, statistics.Curve], styles: Mapping[str, Any]
+) -> Figure:
+    """Bands from the smallest to the largest Ritz value; the axis is linear around 0."""
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    ends = np.concatenate([np.abs(curve.median) for curve in (*smallest.values(), *largest.values())])
+    top = float(ends[np.isfinite(ends)].max(initial=1e-30))
+    for name in smallest:
+        low, high, style = smallest[name], largest[name], styles[name]
+        axes.fill_between(low.x, low.median, np.interp(low.x, high.x, high.median), color=style["color"], alpha=0.15)
+        axes.plot(high.x, high.median, label=textwrap.fill(name, WIDTH), **style)
+        axes.plot(low.x, low.median, **style)
+    axes.axhline(0, color=INK, linewidth=0.6)
+    axes.set(xlabel="Steps", xscale="log")
+    axes.set_yscale("symlog", linthresh=1e-3 * top)
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1e-3 * top))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(f"{value:g}").replace("-", "−", 1)))
+    label(axes.xaxis)
+    return figure
+
+
+def solution(axes: Mapping[str, np.ndarray], prediction: np.ndarray, truth: np.ndarray) -> Figure:
+    """Prediction, truth and error beside each other; the first two share their colours."""
+    figure = Figure(figsize=(9.2, 3.0), layout="constrained")
+    (across, x), (up, y) = axes.items()
+    error = prediction - truth
+    ends, widest = (float(truth.min()), float(truth.max())), float(np.abs(error).max()) or 1.0
+    panels = [("Prediction", prediction, "viridis", ends), ("Truth", truth, "viridis", ends)]
+    panels.append(("Error", error, "RdBu_r", (-widest, widest)))
+    for place, (title, values, colours, (low, high)) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        image = place.pcolormesh(x, y, values, cmap=colours, vmin=low, vmax=high, shading="gouraud", rasterized=True)
+        place.set(xlabel=across)
+        place.set_title(title, fontweight="normal")
+        place.grid(visible=False)
+        bar = figure.colorbar(image, ax=place, format=FuncFormatter(lambda value, _: short(f"{value:.2g}")))
+        bar.outline.set_visible(False)
+    figure.axes[0].set_ylabel(up)
+    return figure
 
 
 def rankings(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> Figure:
@@ -175,7 +242,10 @@ def label(axis: Axis) -> None:
 
 def save_png(figure: Figure, path: pathlib.Path, title: str) -> None:
     """Gives a figure its title and legend, and writes it on white."""
-    figure.axes[0].set_title(title, loc="left", pad=10)
+    if len(figure.axes) == 1:
+        figure.axes[0].set_title(title, loc="left", pad=10)
+    else:
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize="medium", fontweight="bold")
     names = figure.axes[0].get_legend_handles_labels()[1]
     if names:
         longest = min(max(map(len, names)), WIDTH)
@@ -183,14 +253,14 @@ def save_png(figure: Figure, path: pathlib.Path, title: str) -> None:
     figure.savefig(path, dpi=200, facecolor="white")
 
 
-def save(figure: Figure, path: pathlib.Path, title: str) -> Picture:
+def save(figure: Figure, path: pathlib.Path, title: str, table: Table | None = None) -> Picture:
     """Writes a figure as PNG, on white, and as SVG, whose text takes the colour of the page."""
     save_png(figure, path.with_suffix(".png"), title)
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     svg = file.getvalue().replace(INK, "currentColor")
     path.with_suffix(".svg").write_text(svg, "utf-8")
-    return Picture(Markup(svg[svg.index("<svg") :]))
+    return Picture(Markup(svg[svg.index("<svg") :]), table=table, wide=len(figure.axes) > 1)
 
 
 def _stretch(axes: Axes, axis: str, low: float, high: float, log: bool) -> None:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-import optax.contrib
 
 import saddlefree as sf
 from saddlefree.lab.errors import UserError
@@ -29,26 +28,16 @@ class Circumstances(NamedTuple):
     task: Task
     steps: int  # in the whole run, over which rates decay
     full_batch: bool
-    mapped: bool  # over seeds
     unlooped: bool = False  # loops and branches are slow: a convolutional network on a CPU
 
 
-Build = Callable[[Values, Circumstances], Method]
-
-
-def transformed(make: Callable[[Values, Circumstances], optax.GradientTransformation]) -> Build:
+def transformed(tx: optax.GradientTransformation, around: Circumstances) -> Method:
     """A method from an Optax transformation."""
 
-    def build(values: Values, around: Circumstances) -> Method:
-        tx = make(values, around)
+    def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> sf.training.TrainState:
+        return sf.training.init(params, tx, model_state=model_state, seed=seed)
 
-        def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> sf.training.TrainState:
-            return sf.training.init(params, tx, model_state=model_state, seed=seed)
-
-        step = sf.training.make_step(around.task.loss, tx, donate=False)
-        return Method(init, step)
-
-    return build
+    return Method(init, sf.training.make_step(around.task.loss, tx, donate=False))
 
 
 def schedule(values: Values, around: Circumstances) -> Any:
@@ -59,38 +48,14 @@ def schedule(values: Values, around: Circumstances) -> Any:
     return optax.cosine_decay_schedule(rate, around.steps) if values["decay"] == "cosine" else rate
 
 
-def series(values: Values) -> sf.series:
-    """The paper's solver."""
-    terms, order = values["terms"], values["order"]
-    if 2 * order + 1 > terms:
-        raise UserError(f"order must be at most (terms − 1)/2 = {(terms - 1) // 2} for terms={terms}, got {order}")
-    scales: dict[str, Any] = {"lower-bound": sf.lower_bound(initial=100.0), "lanczos-bound": sf.lanczos_bound()}
-    return sf.series(terms, sf.sablonniere(order) if order else None, scales[values["scale"]])
-
-
-def fixed(solver: Callable[[Values], Any]) -> Build:
-    """Saddle-free Newton with a given rate, momentum and damping."""
-    return transformed(
-        lambda v, around: sf.saddle_free_newton(
-            schedule(v, around), v["momentum"], v["damping"], _unrolled(solver(v), around)
-        )
-    )
-
-
-def adaptive(solver: Callable[[Values], Any], rule: Callable[[float], sf.Rule] = sf.adaptive_plane) -> Build:
-    """Saddle-free Newton that finds rate, momentum and damping by itself, by the paper's rule or another."""
-    return transformed(
-        lambda v, around: sf.adaptive_saddle_free_newton(_unrolled(solver(v), around), rule=rule(v["initial_damping"]))
-    )
-
-
-def _unrolled(solver: Any, around: Circumstances) -> Any:
+def unrolled(solver: Any, around: Circumstances) -> Any:
+    """The solver, without loops where they are slow."""
     return dataclasses.replace(solver, unroll=True) if around.unlooped and hasattr(solver, "unroll") else solver
 
 
 def low_rank(v: Values, around: Circumstances) -> Method:
     """Saddle-free Newton with a curvature of low rank; where branches are slow, refreshes are compiled apart."""
-    method = transformed(_low_rank)(v, around)
+    method = transformed(_low_rank(v, around), around)
     if not around.unlooped:
         return method
 
@@ -107,25 +72,9 @@ def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
         refresh_every=v["refresh_every"],
         averaging=v["averaging"],
         base=optax.flatten(optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"])),
-        # Under vmap all would pay for an early refresh of one.
-        surprise=None if around.mapped else 4.0,
+        surprise=v["surprise"] or None,
     )
-    return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=_unrolled(solver, around))
-
-
-def adam(v: Values, around: Circumstances) -> optax.GradientTransformation:
-    """Adam, with its averages as the paper tunes them."""
-    return optax.adam(schedule(v, around), b1=1 - v["one_minus_beta1"], b2=1 - v["one_minus_beta2"], eps=v["epsilon"])
-
-
-def sophia(v: Values, around: Circumstances) -> optax.GradientTransformationExtraArgs:
-    """Sophia, which asks for the loss by another name."""
-    tx = optax.contrib.sophia(schedule(v, around), gamma=v["gamma"], weight_decay=0.0)
-
-    def update(updates: Tree, state: Any, params: Tree = None, *, value_fn: Any, **_: Any) -> tuple[Tree, Any]:
-        return tx.update(updates, state, params, obj_fn=value_fn)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
+    return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=unrolled(solver, around))
 
 
 def lbfgs(v: Values, around: Circumstances) -> Method:
@@ -158,19 +107,15 @@ def lbfgs(v: Values, around: Circumstances) -> Method:
     return Method(init, step)
 
 
-def kfac(adapts: bool, ema: float) -> Build:
+def kfac(v: Values, around: Circumstances, *, adapts: bool, ema: float) -> Method:
     """K-FAC, with its inverses and its damping renewed in each step, as in the paper."""
+    if around.task.terms is None:
+        raise UserError("kfac needs a loss of squared errors or cross-entropies: this problem has none")
+    from saddlefree.lab.kfac import Kfac  # a heavy import, and only here
 
-    def build(v: Values, around: Circumstances) -> Method:
-        if around.task.terms is None:
-            raise UserError("kfac needs a loss of squared errors or cross-entropies: this problem has none")
-        from saddlefree.lab.kfac import Kfac  # a heavy import, and only here
-
-        if adapts:
-            method = Kfac(around.task, adapts=True, damping=v["initial_damping"], ema=ema)
-        else:
-            rate, momentum = schedule(v, around), v["momentum"]
-            method = Kfac(around.task, adapts=False, damping=v["damping"], ema=ema, rate=rate, momentum=momentum)
-        return Method(method.init, method.step, traceable=False)
-
-    return build
+    if adapts:
+        method = Kfac(around.task, adapts=True, damping=v["initial_damping"], ema=ema)
+    else:
+        rate, momentum = schedule(v, around), v["momentum"]
+        method = Kfac(around.task, adapts=False, damping=v["damping"], ema=ema, rate=rate, momentum=momentum)
+    return Method(method.init, method.step, traceable=False)

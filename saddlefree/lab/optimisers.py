@@ -1,57 +1,24 @@
 """What can train: a registry of optimisers, with their hyperparameters and the ranges in which tuning looks.
 
-On the paper's problems an optimiser has the paper's hyperparameters (`paper.TUNED`), elsewhere the defaults here.
+On the paper's problems an optimiser has the paper's hyperparameters (`paper.TUNED`), elsewhere the defaults here. An
+entry is a function from values and circumstances to an Optax transformation, or to a `Method` where it trains in
+another way. The registry loads without JAX: functions import it when they are called.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-import optax
-import optax.contrib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import saddlefree as sf
-from saddlefree.lab import methods
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.paper import TUNED
+from saddlefree.lab.settings import Setting, parsed
 
+if TYPE_CHECKING:
+    import optax
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A hyperparameter: its default, what is allowed, and where tuning looks for it."""
-
-    default: Any
-    search: tuple[float, float] | None = None  # None: tuning leaves the default
-    low: float = 0.0
-    high: float = math.inf
-    log: bool = True  # whether tuning draws its logarithm
-    whole: bool = False
-    choices: tuple[str, ...] = ()
-
-    def parse(self, name: str, text: Any) -> Any:
-        """The value that `text` stands for, if it is allowed."""
-        if self.choices:
-            if text in self.choices:
-                return text
-            raise UserError(f"{name} must be one of {', '.join(self.choices)}, got {text!r}")
-        kind, what = (int, "a whole number") if self.whole else (float, "a number")
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not self.low <= value <= self.high:
-            upper = f"and ≤ {self.high:g}" if math.isfinite(self.high) else ""
-            raise UserError(f"{name} must be {what} ≥ {self.low:g} {upper}".rstrip() + f", got {text!r}")
-        return value
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        """A random value from the range of the search."""
-        assert self.search
-        low, high = self.search[0], self.search[1] + self.whole
-        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
-        return min(int(value), int(self.search[1])) if self.whole else value
+    from saddlefree.lab.methods import Circumstances, Method, Values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,161 +26,57 @@ class Optimiser:
     """An entry of the registry."""
 
     about: str
-    build: methods.Build
+    make: "Callable[[Values, Circumstances], optax.GradientTransformation | Method]"
     settings: dict[str, Setting]
     tuned: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # by problem, where the paper has none
     mapped: bool = True  # whether seeds can be run together
+    package: str | None = None  # of a peer: what has to be installed
+
+    @property
+    def missing(self) -> bool:
+        """Whether its package is not installed."""
+        try:
+            return self.package is not None and not importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError:
+            return True
+
+    def require(self) -> None:
+        """Says what to install, where its package is missing."""
+        if self.missing:
+            raise UserError(f"{self.package} is missing: pip install 'saddlefree[peers]'")
+
+    def build(self, values: "Values", around: "Circumstances") -> "Method":
+        """The method with these hyperparameters, for this task and number of steps."""
+        self.require()
+        from saddlefree.lab import methods
+
+        made = self.make(values, around)
+        return made if isinstance(made, methods.Method) else methods.transformed(made, around)
 
 
-_DECAYS = ("none", "linear", "cosine")
+OPTIMISERS: dict[str, Optimiser] = {}
 
 
-def _rate(default: float, low: float, high: float, decay: str = "none") -> dict[str, Setting]:
-    return {"learning_rate": Setting(default, (low, high)), "decay": Setting(decay, choices=_DECAYS)}
+def optimiser(name: str, about: str, settings: dict[str, Setting], **entry: Any) -> Callable[[Any], Any]:
+    """Registers a function (values, circumstances) to an Optax transformation as an optimiser.
 
+    `values` are the hyperparameters by name. `circumstances` has the number of `steps` of the run, over which a rate
+    may decay, and the `task`.
 
-def _of_series(terms: int, order: int) -> dict[str, Setting]:
-    return {
-        "terms": Setting(terms, (1, 20), low=1, log=False, whole=True),
-        "order": Setting(order, (0, 9), log=False, whole=True),
-        "scale": Setting("lower-bound", choices=("lower-bound", "lanczos-bound")),
-    }
+    Args:
+      name: for the command line.
+      about: a few words.
+      settings: the hyperparameters.
+      **entry: any other field of `Optimiser`.
+    """
 
+    def add(make: Callable) -> Callable:
+        if name in OPTIMISERS:
+            raise UserError(f"optimiser {name!r} is there already: give yours another name")
+        OPTIMISERS[name] = Optimiser(about, make, settings, **entry)
+        return make
 
-def _momentum(default: float) -> dict[str, Setting]:
-    return {"momentum": Setting(default, (1e-3, 0.95), high=0.9999)}
-
-
-def _damping(default: float, low: float = 1e-8, high: float = 1.0) -> dict[str, Setting]:
-    return {"damping": Setting(default, (low, high))}
-
-
-_initial = {"initial_damping": Setting(1e-2, (1e-8, 10))}
-OPTIMISERS = {
-    "series": Optimiser(
-        "the paper's series of Hessian-vector products",
-        methods.fixed(methods.series),
-        {**_rate(0.3, 1e-3, 5), **_momentum(0.4), **_damping(0.05), **_of_series(13, 5)},
-    ),
-    "series-adaptive": Optimiser(
-        "the same with adaptive rate, momentum and damping",
-        methods.adaptive(methods.series),
-        {**_initial, **_of_series(9, 4)},
-    ),
-    "exact": Optimiser(
-        "saddle-free Newton with the dense Hessian",
-        methods.fixed(lambda v: sf.exact(threshold=v["threshold"], replacement=v["replacement"])),
-        {
-            **_rate(0.1, 1e-4, 1),
-            **_momentum(0.0),
-            **_damping(0.01),
-            "threshold": Setting(0.0),
-            "replacement": Setting(1.0, low=1e-12),
-        },
-        mapped=False,
-    ),
-    "exact-adaptive": Optimiser(
-        "the same, adaptive, with a moving average of the Hessian",
-        methods.adaptive(lambda v: sf.exact(average=v["average"])),
-        {**_initial, "average": Setting(0.95, high=0.9999)},
-        mapped=False,
-    ),
-    "newton": Optimiser(
-        "Newton's method, which is drawn to saddles",
-        methods.fixed(lambda v: sf.exact(absolute=False)),
-        {**_rate(1.0, 1e-3, 1), **_momentum(0.0), **_damping(0.0, 1e-8, 10)},
-        mapped=False,
-    ),
-    "lanczos": Optimiser(
-        "the best direction from a few products",
-        methods.fixed(lambda v: sf.lanczos(v["products"])),
-        {
-            **_rate(0.3, 1e-3, 5),
-            **_momentum(0.5),
-            **_damping(0.1, 1e-3, 10),
-            "products": Setting(10, (3, 30), low=1, whole=True),
-        },
-    ),
-    "lanczos-adaptive": Optimiser(
-        "the same with recycled curvature and nothing to tune",
-        methods.adaptive(
-            lambda v: sf.lanczos(v["products"], "sqrt", memory=v["memory"], recycle=v["recycle"]), sf.damping_search
-        ),
-        {
-            **_initial,
-            "products": Setting(8, (3, 20), low=1, whole=True),
-            "memory": Setting(1, whole=True),
-            "recycle": Setting(40, whole=True),
-        },
-    ),
-    "low-rank": Optimiser(
-        "curvature of low rank, refreshed now and then, over Adam",
-        methods.low_rank,
-        {
-            **_rate(3e-3, 3e-4, 0.1, "cosine"),
-            "newton_rate": Setting(0.3, (0.03, 1)),
-            **_damping(1e-2, 1e-4, 1),
-            "rank": Setting(20, whole=True),
-            "refresh_every": Setting(50, (20, 200), low=1, whole=True),
-            "averaging": Setting(0.9, high=0.9999),
-            "second_moment": Setting(0.999, high=0.9999),
-            "epsilon": Setting(1e-8, (1e-8, 1e-2), low=1e-12),
-        },
-        {
-            "uci-energy": {"learning_rate": 0.02, "refresh_every": 20, "second_moment": 0.99},
-            "digits": {"learning_rate": 0.03},
-        },
-    ),
-    "sgd": Optimiser(
-        "stochastic gradient descent",
-        methods.transformed(lambda v, around: optax.sgd(methods.schedule(v, around), v["momentum"] or None)),
-        {**_rate(0.05, 1e-6, 1e-1), "momentum": Setting(0.0, high=0.9999)},
-        {"digits": {"learning_rate": 0.1, "momentum": 0.9, "decay": "cosine"}},
-    ),
-    "adam": Optimiser(
-        "Adam",
-        methods.transformed(methods.adam),
-        {
-            **_rate(3e-3, 1e-6, 1, "cosine"),
-            "epsilon": Setting(1e-8, (1e-10, 10)),
-            "one_minus_beta1": Setting(0.1, (1e-3, 1), high=1),
-            "one_minus_beta2": Setting(0.001, (1e-4, 1), high=1),
-        },
-        {"digits": {"learning_rate": 0.03}},
-    ),
-    "muon": Optimiser(
-        "Muon, and Adam for what is not a matrix",
-        methods.transformed(lambda v, around: optax.contrib.muon(methods.schedule(v, around))),
-        _rate(0.01, 1e-4, 0.1, "cosine"),
-    ),
-    "sophia": Optimiser(
-        "Sophia: Adam with a clipped diagonal of the Hessian",
-        methods.transformed(methods.sophia),
-        {**_rate(1e-3, 1e-5, 0.1, "cosine"), "gamma": Setting(0.01, (1e-3, 1))},
-    ),
-    "lbfgs": Optimiser(
-        "L-BFGS with a zoom line search",
-        methods.lbfgs,
-        {
-            "memory": Setting(20, (5, 50), low=1, whole=True),
-            "iterations": Setting(1, low=1, whole=True),
-            "evaluations": Setting(25, low=1, whole=True),
-        },
-        mapped=False,  # together, all would wait for the longest line search
-    ),
-    "kfac": Optimiser(
-        "K-FAC of kfac-jax, adaptive",
-        methods.kfac(adapts=True, ema=0.95),
-        {"initial_damping": Setting(1e-2, (1e-8, 1))},
-        mapped=False,
-    ),
-    "kfac-fixed": Optimiser(
-        "K-FAC with fixed rate, momentum and damping, and no moving average",
-        methods.kfac(adapts=False, ema=0.0),
-        {**_rate(0.05, 1e-6, 10), **_momentum(0.4), **_damping(0.2)},
-        mapped=False,
-    ),
-}
+    return add
 
 
 def find(name: str) -> Optimiser:
@@ -227,12 +90,258 @@ def find(name: str) -> Optimiser:
 def configured(name: str, problem: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """All hyperparameters: defaults, the paper's for this problem, and `changes`; `batch_size` where one is given."""
     entry = find(name)
-    known = {**entry.settings, "batch_size": Setting(None, low=1, whole=True)}
     values = {key: setting.default for key, setting in entry.settings.items()}
     values |= TUNED.get((problem, name), entry.tuned.get(problem, {}))
-    for key, text in changes.items():
-        if key not in known:
-            hint = nearest(key, known, f"it has {', '.join(known)}")
-            raise UserError(f"{name} has no hyperparameter {key!r}: {hint}")
-        values[key] = known[key].parse(key, text)
-    return values
+    return values | parsed({**entry.settings, "batch_size": BATCH_SIZE}, changes, f"a hyperparameter of {name}")
+
+
+def _whole(default: int, search: tuple[float, float] | None = None, *, low: int = 0, high: int = 1000) -> Setting:
+    return Setting(default, search, low, high, whole=True)
+
+
+BATCH_SIZE = Setting(None, low=1, high=10**9, whole=True)
+
+
+def rate(default: float, low: float, high: float, decay: str = "none") -> dict[str, Setting]:
+    """A learning rate, the range in which it is searched, and its decay."""
+    decays = ("none", "linear", "cosine")
+    return {"learning_rate": Setting(default, (low, high)), "decay": Setting(decay, choices=decays)}
+
+
+def _momentum(default: float) -> dict[str, Setting]:
+    return {"momentum": Setting(default, (1e-3, 0.95), high=0.9999)}
+
+
+def _damping(default: float, low: float = 1e-8, high: float = 1.0) -> dict[str, Setting]:
+    return {"damping": Setting(default, (low, high))}
+
+
+def _of_series(terms: int, order: int) -> dict[str, Setting]:
+    return {
+        "terms": Setting(terms, (1, 20), low=1, high=1000, log=False, whole=True),
+        "order": Setting(order, (0, 9), high=500, log=False, whole=True),
+        "scale": Setting("lower-bound", choices=("lower-bound", "lanczos-bound")),
+    }
+
+
+def _initial() -> dict[str, Setting]:
+    return {"initial_damping": Setting(1e-2, (1e-8, 10))}
+
+
+def schedule(v: "Values", around: "Circumstances") -> Any:
+    """The learning rate, decaying to zero over the run where that is asked for."""
+    from saddlefree.lab import methods
+
+    return methods.schedule(v, around)
+
+
+def _unrolled(solver: Any, around: "Circumstances") -> Any:
+    from saddlefree.lab.methods import unrolled
+
+    return unrolled(solver, around)
+
+
+def _fixed(solver: Any, v: "Values", around: "Circumstances") -> Any:
+    """Saddle-free Newton with a given rate, momentum and damping."""
+    return sf.saddle_free_newton(schedule(v, around), v["momentum"], v["damping"], _unrolled(solver, around))
+
+
+def _adaptive(solver: Any, v: "Values", around: "Circumstances", rule: Any = None) -> Any:
+    """Saddle-free Newton that finds rate, momentum and damping by itself, by the paper's rule or another."""
+    rule = (rule or sf.adaptive_plane)(v["initial_damping"])
+    return sf.adaptive_saddle_free_newton(_unrolled(solver, around), rule=rule)
+
+
+def _series(v: "Values") -> Any:
+    """The paper's solver."""
+    terms, order = v["terms"], v["order"]
+    if 2 * order + 1 > terms:
+        raise UserError(f"order must be at most (terms − 1)/2 = {(terms - 1) // 2} for terms={terms}, got {order}")
+    scale: Any = sf.lower_bound(initial=100.0) if v["scale"] == "lower-bound" else sf.lanczos_bound()
+    return sf.series(terms, sf.sablonniere(order) if order else None, scale)
+
+
+@optimiser(
+    "series",
+    "the paper's series of Hessian-vector products",
+    {**rate(0.3, 1e-3, 5), **_momentum(0.4), **_damping(0.05), **_of_series(13, 5)},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _fixed(_series(v), v, around)
+
+
+@optimiser("series-adaptive", "the same with adaptive rate, momentum and damping", {**_initial(), **_of_series(9, 4)})
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _adaptive(_series(v), v, around)
+
+
+@optimiser(
+    "exact",
+    "saddle-free Newton with the dense Hessian",
+    {
+        **rate(0.1, 1e-4, 1),
+        **_momentum(0.0),
+        **_damping(0.01),
+        "threshold": Setting(0.0),
+        "replacement": Setting(1.0, low=1e-12),
+    },
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _fixed(sf.exact(threshold=v["threshold"], replacement=v["replacement"]), v, around)
+
+
+@optimiser(
+    "exact-adaptive",
+    "the same, adaptive, with a moving average of the Hessian",
+    {**_initial(), "average": Setting(0.95, high=0.9999)},
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _adaptive(sf.exact(average=v["average"]), v, around)
+
+
+@optimiser(
+    "newton",
+    "Newton's method, which is drawn to saddles",
+    {**rate(1.0, 1e-3, 1), **_momentum(0.0), **_damping(0.0, 1e-8, 10)},
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _fixed(sf.exact(absolute=False), v, around)
+
+
+@optimiser(
+    "lanczos",
+    "the best direction from a few products",
+    {
+        **rate(0.3, 1e-3, 5),
+        **_momentum(0.5),
+        **_damping(0.1, 1e-3, 10),
+        "products": _whole(10, (3, 30), low=1),
+    },
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    return _fixed(sf.lanczos(v["products"]), v, around)
+
+
+@optimiser(
+    "lanczos-adaptive",
+    "the same with recycled curvature and nothing to tune",
+    {**_initial(), "products": _whole(8, (3, 20), low=1), "memory": _whole(1), "recycle": _whole(40)},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    solver = sf.lanczos(v["products"], "sqrt", memory=v["memory"], recycle=v["recycle"])
+    return _adaptive(solver, v, around, sf.damping_search)
+
+
+@optimiser(
+    "low-rank",
+    "curvature of low rank, refreshed now and then, over Adam",
+    {
+        **rate(3e-3, 3e-4, 0.1, "cosine"),
+        "newton_rate": Setting(0.3, (0.03, 1)),
+        **_damping(1e-2, 1e-4, 1),
+        "rank": _whole(20),
+        "refresh_every": _whole(50, (20, 200), low=1, high=10**6),
+        "averaging": Setting(0.9, high=0.9999),
+        "second_moment": Setting(0.999, high=0.9999),
+        "epsilon": Setting(1e-8, (1e-8, 1e-2), low=1e-12),
+        "surprise": Setting(0.0),  # 0: never; where seeds are mapped, all pay for an early refresh of one
+    },
+    tuned={
+        "uci-energy": {"learning_rate": 0.02, "refresh_every": 20, "second_moment": 0.99},
+        "digits": {"learning_rate": 0.03},
+    },
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.low_rank(v, around)
+
+
+@optimiser(
+    "sgd",
+    "stochastic gradient descent",
+    {**rate(0.05, 1e-6, 1e-1), "momentum": Setting(0.0, high=0.9999)},
+    tuned={"digits": {"learning_rate": 0.1, "momentum": 0.9, "decay": "cosine"}},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    import optax
+
+    return optax.sgd(schedule(v, around), v["momentum"] or None)
+
+
+@optimiser(
+    "adam",
+    "Adam",
+    {
+        **rate(3e-3, 1e-6, 1, "cosine"),
+        "epsilon": Setting(1e-8, (1e-10, 10)),
+        "one_minus_beta1": Setting(0.1, (1e-3, 1), high=1),
+        "one_minus_beta2": Setting(0.001, (1e-4, 1), high=1),
+    },
+    tuned={"digits": {"learning_rate": 0.03}},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    import optax
+
+    return optax.adam(schedule(v, around), b1=1 - v["one_minus_beta1"], b2=1 - v["one_minus_beta2"], eps=v["epsilon"])
+
+
+@optimiser("muon", "Muon, and Adam for what is not a matrix", rate(0.01, 1e-4, 0.1, "cosine"))
+def _(v: "Values", around: "Circumstances") -> Any:
+    import optax.contrib
+
+    return optax.contrib.muon(schedule(v, around))
+
+
+@optimiser(
+    "sophia",
+    "Sophia: Adam with a clipped diagonal of the Hessian",
+    {**rate(1e-3, 1e-5, 0.1, "cosine"), "gamma": Setting(0.01, (1e-3, 1))},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    import optax.contrib
+
+    tx = optax.contrib.sophia(schedule(v, around), gamma=v["gamma"], weight_decay=0.0)
+
+    def update(updates: Any, state: Any, params: Any = None, *, value_fn: Any, **_: Any) -> tuple[Any, Any]:
+        return tx.update(updates, state, params, obj_fn=value_fn)  # it asks for the loss by another name
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+@optimiser(
+    "lbfgs",
+    "L-BFGS with a zoom line search",
+    {
+        "memory": _whole(20, (5, 50), low=1),
+        "iterations": _whole(1, low=1),
+        "evaluations": _whole(25, low=1),
+    },
+    mapped=False,  # together, all would wait for the longest line search
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.lbfgs(v, around)
+
+
+@optimiser("kfac", "K-FAC of kfac-jax, adaptive", {"initial_damping": Setting(1e-2, (1e-8, 1))}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.kfac(v, around, adapts=True, ema=0.95)
+
+
+@optimiser(
+    "kfac-fixed",
+    "K-FAC with fixed rate, momentum and damping, and no moving average",
+    {**rate(0.05, 1e-6, 10), **_momentum(0.4), **_damping(0.2)},
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.kfac(v, around, adapts=False, ema=0.0)

@@ -10,21 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from saddlefree.lab import models
-from saddlefree.lab.task import Batch, Task, Term, Tree
+from saddlefree.lab.task import Batch, Solution, Task, Term, Tree
 
 
 def physics(
     residuals: Callable[[Callable, Batch], list[tuple[jax.Array, float]]],
     points: Callable[[jax.Array], Batch],
     truth: Callable[[jax.Array], jax.Array],
-    grid: tuple[jax.Array, jax.Array],
-    sizes: tuple[int, ...],
+    grid: dict[str, jax.Array],
+    *,
+    width: int,
+    depth: int,
 ) -> Task:
     """A physics-informed network: residuals at random points are to vanish.
 
-    `residuals(u, points)` gives each kind with its weight. Validation is the loss at other points, and the test figure
-    is the relative L2 error against the true solution on a grid.
+    Validation is the loss at other points, and the test figure is the relative L2 error against the true solution on
+    the grid.
+
+    Args:
+      residuals: (u, points) to each kind of residual with its weight; the loss is Σ weight · mean of squares. u maps
+        points (n, 2) to values (n,).
+      points: key to the random points, as `residuals` wants them.
+      truth: the true solution, from points to values.
+      grid: the two coordinates by name, each as its values on the grid.
+      width, depth: of the hidden layers, which have tanh.
     """
+    sizes = (2, *[width] * depth, 1)
     model = models.mlp(*sizes, activation=jnp.tanh, initialiser=jax.nn.initializers.glorot_normal(), dtype=jnp.float64)
 
     def u(params: Tree) -> Callable[[jax.Array], jax.Array]:
@@ -38,10 +49,16 @@ def physics(
         places, values = part
         return jnp.linalg.norm(u(params)(places) - values) / jnp.linalg.norm(values)
 
+    def solution(params: Tree) -> Solution:
+        return Solution(grid, u(params)(places).reshape(shape), values.reshape(shape))
+
     empty = model.init(jax.random.key(0))[1]
-    places = jnp.stack(jnp.meshgrid(*grid), -1).reshape(-1, 2)
+    mesh = jnp.stack(jnp.meshgrid(*grid.values()), -1)
+    shape, places = mesh.shape[:2], mesh.reshape(-1, 2)
+    values = truth(places)
     train, val = (points(key) for key in jax.random.split(jax.random.key(0)))
-    return Task(model.init, terms, {"train": train, "val": val, "test": (places, truth(places))}, error=error)
+    parts = {"train": train, "val": val, "test": (places, values)}
+    return Task(model.init, terms, parts, error=error, solution=solution)
 
 
 def derivative(u: Callable, direction: tuple[float, float]) -> Callable:
@@ -49,41 +66,45 @@ def derivative(u: Callable, direction: tuple[float, float]) -> Callable:
     return lambda z: jax.jvp(u, (z,), (jnp.broadcast_to(jnp.array(direction, z.dtype), z.shape),))[1]
 
 
-def _box(key: jax.Array, count: int, low: tuple[float, float], high: tuple[float, float]) -> jax.Array:
+def box(key: jax.Array, count: int, low: tuple[float, float], high: tuple[float, float]) -> jax.Array:
+    """Random points (count, 2), uniform between two corners."""
     return jax.random.uniform(key, (count, 2), minval=jnp.array(low), maxval=jnp.array(high))
 
 
-def poisson(_: str | None) -> Task:
-    """−Δu = f on the unit square, u = 0 on its boundary, with u = sin πx sin 2πy."""
+def poisson(_: str | None, *, waves: float, points: int, side_points: int, width: int, depth: int) -> Task:
+    """−Δu = f on the unit square, u = 0 on its boundary, with u = sin πx sin kπy, k = `waves`."""
 
     def truth(z: jax.Array) -> jax.Array:
-        return jnp.sin(jnp.pi * z[:, 0]) * jnp.sin(2 * jnp.pi * z[:, 1])
+        return jnp.sin(jnp.pi * z[:, 0]) * jnp.sin(waves * jnp.pi * z[:, 1])
 
-    def points(key: jax.Array) -> Batch:
+    def draw(key: jax.Array) -> Batch:
         inside, along = jax.random.split(key)
-        t = jax.random.uniform(along, (50,))
-        zero, one = jnp.zeros(50), jnp.ones(50)
+        t = jax.random.uniform(along, (side_points,))
+        zero, one = jnp.zeros(side_points), jnp.ones(side_points)
         sides = [jnp.stack(side, 1) for side in ((t, zero), (t, one), (zero, t), (one, t))]
-        return _box(inside, 800, (0, 0), (1, 1)), jnp.concatenate(sides)
+        return box(inside, points, (0, 0), (1, 1)), jnp.concatenate(sides)
 
     def residuals(u: Callable, batch: Batch) -> list[tuple[jax.Array, float]]:
         inside, boundary = batch
         second = [derivative(derivative(u, axis), axis)(inside) for axis in ((1.0, 0.0), (0.0, 1.0))]
-        return [(-(second[0] + second[1]) / (5 * jnp.pi**2) - truth(inside), 0.5), (u(boundary), 5.0)]
+        size = (1 + waves**2) * jnp.pi**2
+        return [(-(second[0] + second[1]) / size - truth(inside), 0.5), (u(boundary), 5.0)]
 
     line = jnp.linspace(0, 1, 50)
-    return physics(residuals, points, truth, (line, line), (2, 32, 32, 32, 1))
+    return physics(residuals, draw, truth, {"x": line, "y": line}, width=width, depth=depth)
 
 
-def convection(_: str | None) -> Task:
-    """u_t + 20 u_x = 0, u(x, 0) = sin x, periodic in x: a wave that travels three times around."""
+def convection(
+    _: str | None, *, beta: float, points: int, start_points: int, side_points: int, width: int, depth: int
+) -> Task:
+    """u_t + β u_x = 0, u(x, 0) = sin x, periodic in x: with β = 20 a wave that travels three times around."""
 
-    def points(key: jax.Array) -> Batch:
+    def draw(key: jax.Array) -> Batch:
         inside, at_start, along = jax.random.split(key, 3)
-        left = _box(along, 100, (0, 0), (0, 1))
+        left = box(along, side_points, (0, 0), (0, 1))
         return (
-            _box(inside, 1000, (0, 0), (2 * np.pi, 1)),
-            _box(at_start, 128, (0, 0), (2 * np.pi, 0)),
+            box(inside, points, (0, 0), (2 * np.pi, 1)),
+            box(at_start, start_points, (0, 0), (2 * np.pi, 0)),
             left,
             left + jnp.array([2 * jnp.pi, 0]),
         )
@@ -91,13 +112,13 @@ def convection(_: str | None) -> Task:
     def residuals(u: Callable, batch: Batch) -> list[tuple[jax.Array, float]]:
         inside, start, left, right = batch
         return [
-            (derivative(u, (20.0, 1.0))(inside), 0.5),
+            (derivative(u, (beta, 1.0))(inside), 0.5),
             (u(start) - jnp.sin(start[:, 0]), 0.5),
             (u(left) - u(right), 0.5),
         ]
 
-    grid = jnp.linspace(0, 2 * jnp.pi, 64), jnp.linspace(0, 1, 50)
-    return physics(residuals, points, lambda z: jnp.sin(z[:, 0] - 20 * z[:, 1]), grid, (2, 50, 50, 50, 1))
+    grid = {"x": jnp.linspace(0, 2 * jnp.pi, 64), "t": jnp.linspace(0, 1, 50)}
+    return physics(residuals, draw, lambda z: jnp.sin(z[:, 0] - beta * z[:, 1]), grid, width=width, depth=depth)
 
 
 def burgers_solution(z: jax.Array, viscosity: float = 0.01 / np.pi) -> jax.Array:
@@ -114,23 +135,25 @@ def burgers_solution(z: jax.Array, viscosity: float = 0.01 / np.pi) -> jax.Array
     return -jnp.sum(f * jnp.sin(jnp.pi * shifted), axis=1) / jnp.sum(f, axis=1)
 
 
-def burgers(_: str | None) -> Task:
-    """u_t + u u_x = (0.01/π) u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0: a shock forms at x = 0."""
+def burgers(
+    _: str | None, *, viscosity: float, points: int, start_points: int, side_points: int, width: int, depth: int
+) -> Task:
+    """u_t + u u_x = ν u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0: a shock forms at x = 0."""
 
-    def points(key: jax.Array) -> Batch:
+    def draw(key: jax.Array) -> Batch:
         inside, at_start, left, right = jax.random.split(key, 4)
         return (
-            _box(inside, 2000, (-1, 0), (1, 1)),
-            _box(at_start, 100, (-1, 0), (1, 0)),
-            jnp.concatenate([_box(left, 50, (-1, 0), (-1, 1)), _box(right, 50, (1, 0), (1, 1))]),
+            box(inside, points, (-1, 0), (1, 1)),
+            box(at_start, start_points, (-1, 0), (1, 0)),
+            jnp.concatenate([box(left, side_points, (-1, 0), (-1, 1)), box(right, side_points, (1, 0), (1, 1))]),
         )
 
     def residuals(u: Callable, batch: Batch) -> list[tuple[jax.Array, float]]:
         inside, start, boundary = batch
         u_x = derivative(u, (1.0, 0.0))
         r = derivative(u, (0.0, 1.0))(inside) + u(inside) * u_x(inside)
-        r -= 0.01 / jnp.pi * derivative(u_x, (1.0, 0.0))(inside)
+        r -= viscosity * derivative(u_x, (1.0, 0.0))(inside)
         return [(r, 0.5), (u(start) + jnp.sin(jnp.pi * start[:, 0]), 0.5), (u(boundary), 0.5)]
 
-    grid = jnp.linspace(-1, 1, 101), jnp.linspace(0, 1, 51)
-    return physics(residuals, points, burgers_solution, grid, (2, 32, 32, 32, 32, 1))
+    grid = {"x": jnp.linspace(-1, 1, 101), "t": jnp.linspace(0, 1, 51)}
+    return physics(residuals, draw, lambda z: burgers_solution(z, viscosity), grid, width=width, depth=depth)

@@ -1,19 +1,21 @@
-"""What can be trained: a registry of problems, each the paper's or one that needs no data.
+"""What can be trained: a registry of problems, each defined once, with its variants as settings of the entry.
 
-The data of a problem is the same for every seed; initial parameters and the order of batches are the seed's. Images
-stay bytes until a batch of them is used.
+The data of a problem is the same for every seed; initial parameters and the order of batches are the seed's. The
+registry loads without JAX: an entry names the function that loads it.
 """
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from saddlefree.lab import data, models, physics
 from saddlefree.lab.errors import UserError, nearest
-from saddlefree.lab.task import Batch, Task, Term, Tree
+from saddlefree.lab.settings import Setting, parsed
+
+if TYPE_CHECKING:
+    from saddlefree.lab.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Problem:
     """An entry of the registry."""
 
     title: str
-    load: Callable[[str | None], Task]  # from the data directory
+    make: "Callable[..., Task]"  # (data directory, **variant) to the task
     epochs: int
     batch_size: int | None = None  # None: the whole training set in every step
     float64: bool = False
@@ -29,112 +31,60 @@ class Problem:
     evaluations: int = 100  # in a run
     evaluated: int | None = None  # at most so many examples of a part
     data: str | None = None  # the data set that it needs
+    validation: float = 0.0  # the share of the data set's training examples
     test: str = "loss"  # what the test figure is
     tuning: float = 300.0  # seconds that a search for hyperparameters has
+    about: str = ""  # the equation, or what the data is
+    network: str = ""
+    sizes: Callable[..., tuple[int, ...]] | None = None  # of a dense network's layers, from `width` and `depth`
+    variants: dict[str, Setting] = dataclasses.field(default_factory=dict)
+    published: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # whose, and the variant
+    source: str = ""
+    licence: str = ""
+
+    def variant(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every setting of the variant that `changes` asks for, as text or as values."""
+        defaults = {name: setting.default for name, setting in self.variants.items()}
+        return defaults | parsed(self.variants, changes or {}, f"a setting of {self.title}")
+
+    def load(self, data_dir: str | None = None, variant: Mapping[str, Any] | None = None) -> "Task":
+        """The task, with the data looked for in `data_dir` first; the problem's own variant unless one is given."""
+        return self.make(data_dir, **self.variant(variant))
+
+    def parameters(self, variant: Mapping[str, Any] | None = None) -> int | None:
+        """How many a dense network has; None for other models."""
+        if self.sizes is None:
+            return None
+        values = self.variant(variant)
+        layers = self.sizes(*(values[name] for name in ("width", "depth", "code") if name in values))
+        return sum((n + 1) * m for n, m in itertools.pairwise(layers))
 
 
-def supervised(
-    name: str, make: Callable[[], models.Model], validation: float, shuffled: bool = True
-) -> Callable[[str | None], Task]:
-    """A task from a data set: a seeded random share of its training examples, or the last ones, is for validation.
+PROBLEMS: dict[str, Problem] = {}
 
-    Inputs are standardised by the examples for training and validation, images by channel. So are targets that are
-    numbers.
+
+def register(name: str, entry: Problem) -> None:
+    """Adds a problem, whose name must be new."""
+    if name in PROBLEMS:
+        raise UserError(f"problem {name!r} is there already: give yours another name")
+    PROBLEMS[name] = entry
+
+
+def problem(name: str, title: str, *, epochs: int, **entry: Any) -> Callable[[Any], Any]:
+    """Registers a function (data directory, **variant) to `Task` as a problem, for plugins.
+
+    Args:
+      name: for the command line.
+      title: for reports.
+      epochs: of a run unless the user says otherwise; one epoch is one step where `batch_size` is None.
+      **entry: any other field of `Problem`, such as `float64=True`, `variants={"beta": Setting(20.0)}`.
     """
 
-    def load(data_dir: str | None) -> Task:
-        found, model = data.load(name, data_dir), make()
-        x, y = found.train
-        images = x.dtype == np.uint8
-        axes = tuple(range(x.ndim - 1)) if images else (0,)
-        mean, scale = x.mean(axes), np.maximum(x.std(axes), 1e-12)
-        test_x, test_y = found.test
-        if not images:
-            x, test_x = (((part - mean) / scale).astype(np.float32) for part in (x, test_x))
-        if y.dtype.kind == "f":
-            y, test_y = (((part - y.mean(0)) / y.std(0)).astype(np.float32) for part in (y, test_y))
-        order = np.random.default_rng(0).permutation(len(x)) if shuffled else np.arange(len(x))
-        train, val = np.split(order, [len(x) - round(len(x) * validation)])
-        parts = {"train": (x[train], y[train]), "val": (x[val], y[val]), "test": (test_x, test_y)}
+    def add(make: "Callable[..., Task]") -> "Callable[..., Task]":
+        register(name, Problem(title, make, epochs, **entry))
+        return make
 
-        def terms(params: Tree, model_state: Tree, batch: Batch, training: bool) -> tuple[list[Term], Tree]:
-            inputs, targets = batch
-            if images:
-                inputs = (inputs.astype(jnp.float32) - mean.astype(np.float32)) / scale.astype(np.float32)
-            outputs, model_state = model.apply(params, model_state, inputs, training)
-            return [Term(outputs, targets)], model_state
-
-        return Task(model.init, terms, jax.tree.map(jnp.asarray, parts), found.source, found.partial)
-
-    return load
-
-
-def saddle(_: str | None) -> Task:
-    """f(x, y) = ½(x² − y²) + ¼y⁴: a saddle at 0, minima of −¼ at (0, ±1)."""
-
-    def init(key: jax.Array) -> tuple[Tree, Tree]:
-        return jnp.array([0.9, 0.05]) + 0.01 * jax.random.normal(key, (2,)), None
-
-    def value(x: jax.Array) -> jax.Array:
-        return 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4
-
-    return Task(init, None, {"train": (), "val": (), "test": ()}, value=value)
-
-
-_relative = "relative L2 error"
-PROBLEMS = {
-    "saddle": Problem("A saddle in the plane", saddle, epochs=50),
-    "digits": Problem(
-        "Handwritten digits", supervised("digits", lambda: models.mlp(64, 32, 10), 0.2), 30, 100, data="digits"
-    ),
-    "diabetes": Problem(
-        "Progression of diabetes", supervised("diabetes", lambda: models.mlp(10, 16, 16, 1), 0.2), 500, data="diabetes"
-    ),
-    "uci-energy": Problem(
-        "UCI Energy",
-        supervised("uci-energy", lambda: models.mlp(8, *[12] * 7, 1), 104 / 692, False),
-        6000,
-        data="uci-energy",
-    ),
-    "kin8nm": Problem(
-        "kin8nm", supervised("kin8nm", lambda: models.mlp(8, 50, 1), 1475 / 7373, False), 500, data="kin8nm"
-    ),
-    "uci-protein": Problem(
-        "UCI Protein", supervised("uci-protein", lambda: models.mlp(9, 50, 1), 0.2, False), 20, 400, data="uci-protein"
-    ),
-    "fashion-mnist": Problem(
-        "Fashion-MNIST",
-        supervised("fashion-mnist", lambda: models.mlp(784, 50, 10), 1 / 6),
-        10,
-        200,
-        data="fashion-mnist",
-    ),
-    "svhn": Problem(
-        "SVHN",
-        supervised("svhn", models.resnet18, 1 / 6),
-        epochs=10,
-        batch_size=200,
-        convolutional=True,
-        evaluations=10,
-        evaluated=1000,
-        data="svhn",
-        tuning=45 * 60.0,
-    ),
-    "cifar-10": Problem(
-        "CIFAR-10",
-        supervised("cifar-10", models.resnet18, 1 / 10),
-        epochs=72,
-        batch_size=800,
-        convolutional=True,
-        evaluations=20,
-        evaluated=1000,
-        data="cifar-10",
-        tuning=120 * 60.0,
-    ),
-    "pinn-poisson": Problem("Poisson's equation", physics.poisson, 2000, float64=True, test=_relative),
-    "pinn-convection": Problem("Convection", physics.convection, 2000, float64=True, test=_relative),
-    "pinn-burgers": Problem("Burgers' equation", physics.burgers, 2000, float64=True, test=_relative),
-}
+    return add
 
 
 def find(name: str) -> Problem:
@@ -143,3 +93,267 @@ def find(name: str) -> Problem:
         hint = nearest(name, PROBLEMS, "`saddlefree problems` lists them")
         raise UserError(f"problem {name!r} is not known: {hint}")
     return PROBLEMS[name]
+
+
+def _late(module: str, function: str, **given: Any) -> "Callable[..., Task]":
+    """A function of the laboratory that is imported when it is called, because it imports JAX."""
+
+    def make(data_dir: str | None, **variant: Any) -> "Task":
+        return getattr(importlib.import_module(f"saddlefree.lab.{module}"), function)(data_dir, **given, **variant)
+
+    return make
+
+
+def _count(default: int, about: str, high: int = 1_000_000) -> Setting:
+    return Setting(default, low=1, high=high, whole=True, about=about)
+
+
+def _layers(width: int, depth: int) -> dict[str, Setting]:
+    return {"width": _count(width, "of each hidden layer", 10_000), "depth": _count(depth, "hidden layers", 100)}
+
+
+def _dense(
+    name: str,
+    title: str,
+    inputs: int,
+    layers: tuple[int, int],
+    outputs: int,
+    epochs: int,
+    batch_size: int | None = None,
+    *,
+    validation: float,
+    shuffled: bool = False,
+    **entry: Any,
+) -> None:
+    """A multi-layer perceptron on a data set, as wide and as deep as `layers` says."""
+
+    def sizes(width: int, depth: int) -> tuple[int, ...]:
+        return inputs, *[width] * depth, outputs
+
+    variants = {**_layers(*layers), "activation": Setting("relu", choices=("relu", "tanh"))}
+    make = _late("supervised", "dense", name=name, sizes=sizes, validation=validation, shuffled=shuffled)
+    register(
+        name,
+        Problem(
+            title, make, epochs, batch_size, data=name, validation=validation, sizes=sizes, variants=variants, **entry
+        ),
+    )
+
+
+def _physics(name: str, title: str, layers: tuple[int, int], variants: dict[str, Setting], **entry: Any) -> None:
+    """A physics-informed network, trained with the full batch in float64."""
+    register(
+        f"pinn-{name}",
+        Problem(
+            title,
+            _late("physics", name),
+            epochs=2000,
+            float64=True,
+            test="relative L2 error",
+            sizes=lambda width, depth: (2, *[width] * depth, 1),
+            network="tanh MLP",
+            licence="none needed: generated",
+            variants={**variants, **_layers(*layers)},
+            **entry,
+        ),
+    )
+
+
+_GAL = "as split by Gal & Ghahramani 2016"
+register(
+    "saddle",
+    Problem(
+        "A saddle in the plane",
+        _late("surfaces", "saddle"),
+        epochs=50,
+        about="f(x, y) = ½(x² − y²) + ¼y⁴: a saddle at 0, minima of −¼ at (0, ±1)",
+        network="two numbers",
+        source="made for this laboratory",
+        licence="none needed: generated",
+    ),
+)
+_dense(
+    "digits",
+    "Handwritten digits",
+    64,
+    (32, 1),
+    10,
+    30,
+    100,
+    validation=0.2,
+    shuffled=True,
+    about="images of 8 × 8 in ten classes; cross-entropy",
+    source="Alpaydin & Kaynak 1998, with scikit-learn",
+    licence="CC BY 4.0",
+)
+register(
+    "digits-autoencoder",
+    Problem(
+        "Auto-encoder of digits",
+        _late("supervised", "autoencoder"),
+        epochs=60,
+        batch_size=200,
+        data="digits",
+        validation=0.2,
+        about="images of 8 × 8 through a narrow layer and back; ½·mean squared error of a pixel",
+        network="tanh MLP",
+        sizes=lambda width, code: (64, width, code, width, 64),
+        variants={"width": _count(32, "of the outer hidden layers", 10_000), "code": _count(8, "of the middle", 1000)},
+        source="Alpaydin & Kaynak 1998, with scikit-learn",
+        licence="CC BY 4.0",
+    ),
+)
+_dense(
+    "diabetes",
+    "Progression of diabetes",
+    10,
+    (16, 2),
+    1,
+    500,
+    validation=0.2,
+    shuffled=True,
+    about="its progression after a year from ten measurements; ½·mean squared error",
+    source="Efron, Hastie, Johnstone & Tibshirani 2004, with scikit-learn",
+    licence="none stated",
+)
+_dense(
+    "uci-energy",
+    "UCI Energy",
+    8,
+    (12, 7),
+    1,
+    6000,
+    validation=104 / 692,
+    about="heating load of buildings from eight measures; ½·mean squared error",
+    source=f"Tsanas & Xifara 2012, {_GAL}",
+    licence="CC BY 4.0",
+)
+_dense(
+    "kin8nm",
+    "kin8nm",
+    8,
+    (50, 1),
+    1,
+    500,
+    validation=1475 / 7373,
+    about="kinematics of a robot arm with eight joints; ½·mean squared error",
+    source=f"DELVE, {_GAL}",
+    licence="none stated",
+)
+_dense(
+    "uci-protein",
+    "UCI Protein",
+    9,
+    (50, 1),
+    1,
+    20,
+    400,
+    validation=0.2,
+    about="structure of proteins from nine properties; ½·mean squared error",
+    source=f"Rana 2013, {_GAL}",
+    licence="CC BY 4.0",
+)
+_dense(
+    "fashion-mnist",
+    "Fashion-MNIST",
+    784,
+    (50, 1),
+    10,
+    10,
+    200,
+    validation=1 / 6,
+    shuffled=True,
+    about="clothes, images of 28 × 28 in ten classes; cross-entropy",
+    source="Xiao, Rasul & Vollgraf 2017",
+    licence="MIT",
+)
+register(
+    "svhn",
+    Problem(
+        "SVHN",
+        _late("supervised", "resnet18", name="svhn", validation=1 / 6),
+        epochs=10,
+        batch_size=200,
+        convolutional=True,
+        evaluations=10,
+        evaluated=1000,
+        data="svhn",
+        validation=1 / 6,
+        tuning=45 * 60.0,
+        about="house numbers, images of 32 × 32 × 3 in ten classes; cross-entropy",
+        network="ResNet-18 with batch norm, 11,181,642 parameters",
+        source="Netzer et al. 2011",
+        licence="for non-commercial use",
+    ),
+)
+register(
+    "cifar-10",
+    Problem(
+        "CIFAR-10",
+        _late("supervised", "resnet18", name="cifar-10", validation=1 / 10),
+        epochs=72,
+        batch_size=800,
+        convolutional=True,
+        evaluations=20,
+        evaluated=1000,
+        data="cifar-10",
+        validation=1 / 10,
+        tuning=120 * 60.0,
+        about="animals and vehicles, images of 32 × 32 × 3 in ten classes; cross-entropy",
+        network="ResNet-18 with batch norm, 11,181,642 parameters",
+        source="Krizhevsky 2009",
+        licence="none stated",
+    ),
+)
+_physics(
+    "poisson",
+    "Poisson's equation",
+    (32, 3),
+    {
+        "waves": Setting(2.0, low=0.5, high=50, about="k"),
+        "points": _count(800, "inside"),
+        "side_points": _count(50, "on each of the four sides"),
+    },
+    about="−Δu = f on the unit square, u = 0 on its boundary, with u = sin πx sin kπy",
+    published={
+        "Müller & Zeinhofer 2023 (ENGD)": {"waves": 1.0, "points": 900, "side_points": 30, "width": 64, "depth": 1}
+    },
+    source="a manufactured solution",
+)
+_physics(
+    "convection",
+    "Convection",
+    (50, 3),
+    {
+        "beta": Setting(20.0, low=0.1, high=200, about="β"),
+        "points": _count(1000, "inside"),
+        "start_points": _count(128, "at t = 0"),
+        "side_points": _count(100, "pairs on the two sides"),
+    },
+    about="u_t + β u_x = 0 on [0, 2π] × [0, 1], u(x, 0) = sin x, periodic in x",
+    published={
+        "Rathore et al. 2024 (NysNewton-CG)": {
+            "beta": 40.0,
+            "points": 10_000,
+            "start_points": 257,
+            "side_points": 101,
+            "width": 200,
+            "depth": 3,
+        }
+    },
+    source="Krishnapriyan et al. 2021",
+)
+_physics(
+    "burgers",
+    "Burgers' equation",
+    (32, 4),
+    {
+        "viscosity": Setting(0.01 / math.pi, low=1e-3, high=1, about="ν"),
+        "points": _count(2000, "inside"),
+        "start_points": _count(100, "at t = 0"),
+        "side_points": _count(50, "on each of the two sides"),
+    },
+    about="u_t + u u_x = ν u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0",
+    published={"Raissi, Perdikaris & Karniadakis 2019": {"points": 10_000, "width": 20, "depth": 8}},
+    source="Basdevant et al. 1986",
+)

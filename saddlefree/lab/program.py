@@ -1,4 +1,4 @@
-"""A method compiled for a task: it starts, advances and evaluates one seed, or several seeds at once.
+"""A plan compiled for a task: it starts, advances and evaluates one seed, or several seeds at once.
 
 Steps run in one compiled loop whose length is an argument, so that the result does not depend on how a run is cut into
 pieces. K-FAC compiles itself, and a convolutional network is slow inside a loop on a CPU: these go step by step.
@@ -8,16 +8,16 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saddlefree.lab import optimisers
 from saddlefree.lab.errors import UserError
-from saddlefree.lab.methods import Circumstances, Values
-from saddlefree.lab.optimisers import Optimiser
-from saddlefree.lab.problems import Problem
+from saddlefree.lab.methods import Circumstances
+from saddlefree.lab.plan import Plan
 from saddlefree.lab.task import Batch, Task, Tree
 
 LIMIT = 250
@@ -25,10 +25,18 @@ LIMIT = 250
 _KNOWN = ("aux", "steps", "value")  # figures of a step that say nothing new
 
 
+class Precise(Protocol):
+    """A problem or a plan."""
+
+    @property
+    def float64(self) -> bool:
+        """Whether it is computed with 64 bits."""
+
+
 @contextmanager
-def precision(problem: Problem) -> Iterator[None]:
+def precision(of: Precise) -> Iterator[None]:
     """The numbers that a problem is computed with."""
-    with jax.enable_x64(problem.float64), jax.numpy_dtype_promotion("standard"):
+    with jax.enable_x64(of.float64), jax.numpy_dtype_promotion("standard"):
         yield
 
 
@@ -36,40 +44,23 @@ class Program:
     """Everything that one run computes.
 
     Args:
-      problem, task: what is trained.
-      optimiser, values: how; `values` may hold a `batch_size`.
-      seeds: one, or several that are mapped together.
-      epochs: in the whole run.
+      plan: what is run; as long as its number of steps is not known, rates do not decay.
+      task: the problem's, loaded.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        task: Task,
-        optimiser: Optimiser,
-        values: Values,
-        seeds: tuple[int, ...],
-        epochs: float,
-    ):
-        self._task, self._seeds = task, seeds
-        self.mapped = len(seeds) > 1
-        examples = task.examples
-        size = values.get("batch_size") or problem.batch_size
-        if size is not None and size > examples:
-            raise UserError(f"batch_size must be at most the {examples} training examples, got {size}")
-        self.batch_size: int | None = None if size == examples else size
-        self.steps_per_epoch = examples // self.batch_size if self.batch_size else 1
-        self.steps = max(1, round(epochs * self.steps_per_epoch))
+    def __init__(self, plan: Plan, task: Task):
+        self._task, self._seeds, self.batch_size = task, plan.seeds, plan.batch_size
+        self.mapped, self.steps_per_epoch = plan.mapped, plan.steps_per_epoch
+        assert plan.mapped or len(plan.seeds) == 1, "a plan of several programs: see Plan.parts"
         self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
-        unlooped = problem.convolutional and jax.default_backend() == "cpu"
-        around = Circumstances(task, self.steps, self.batch_size is None, self.mapped, unlooped)
+        around = Circumstances(task, plan.steps or 1, self.batch_size is None, plan.unlooped)
         try:
-            self._method = optimiser.build(values, around)
+            self._method = optimisers.find(plan.optimiser).build(plan.values, around)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self._looped = self._method.traceable and not unlooped
+        self._looped = self._method.traceable and not plan.unlooped
         self._order: tuple[int, Any] = (-1, None)
-        parts = jax.tree.map(lambda x: x[: problem.evaluated] if problem.evaluated else x, task.parts)
+        parts = jax.tree.map(lambda x: x[: plan.evaluated] if plan.evaluated else x, task.parts)
         evaluate = jax.jit(self._over_seeds(task.evaluate, (0, 0, None)))
         self._evaluate = lambda state: evaluate(state.params, state.model_state, parts)
         self.compile_seconds = 0.0
@@ -109,7 +100,7 @@ class Program:
             apart = 1 if self._method.traceable else 2  # the first step may be another program than those after it
             jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, apart))
         jax.block_until_ready(self._evaluate(state))
-        self.compile_seconds = time.perf_counter() - begin
+        self.compile_seconds += time.perf_counter() - begin
 
     def room(self, step: int) -> int:
         """The most steps that `advance` can make from number `step`."""
@@ -181,13 +172,13 @@ def _orders(seeds: Sequence[int], epochs: np.ndarray, examples: int) -> jax.Arra
     return jax.vmap(every_epoch, (0, None))(jnp.asarray(seeds, jnp.int32), jnp.asarray(epochs, jnp.int32))
 
 
-def seconds_per_step(program: Program) -> float:
-    """Of a program with one seed, at its start, compiling apart; over at least 0.3 s."""
+def seconds_per_step(program: Program, least: float) -> float:
+    """Of a program at its start, compiling apart, measured over at least so many seconds."""
     state = program.start()
     program.prepare(state)
     count, elapsed, steps = 1, 0.0, 0
     state, _ = program.advance(state, 0, 1)
-    while elapsed < 0.3:
+    while elapsed < least:
         count = min(2 * count, program.room(0))
         begin = time.perf_counter()
         state, _ = program.advance(state, 0, count)

@@ -4,17 +4,19 @@ import base64
 import collections
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
 import matplotlib
+import numpy as np
 from markupsafe import Markup
 
 from saddlefree.lab import figures, statistics
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.figures import Picture
-from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.metrics import read_json, read_lines, write_text
+from saddlefree.lab.sections import Section, Solution, performance, sections
 from saddlefree.lab.tables import (
     LOSSES,
     STATUSES,
@@ -29,17 +31,6 @@ from saddlefree.lab.tables import (
     with_error,
 )
 
-QUANTITIES = {
-    "damping": "Damping λ",
-    "learning_rate": "Learning rate",
-    "momentum": "Momentum",
-    "reduction_ratio": "Reduction ratio ρ",
-    "scale": "Scale V",
-}
-LINEAR: dict[str, Any] = {"momentum": {"linear": True}, "reduction_ratio": {"linear": True, "within": (-1, 2)}}
-BANDS = "Lines are medians over seeds; bands reach from the 16th to the 84th percentile of bootstrap medians."
-CUT = "What lies above three times the highest start is cut off."
-RANKS = "The lowest point of the median over seeds, with its standard error, and the mean rank over bootstrap samples."
 TRIALS = (
     "A point is the last validation loss of a trial. Crosses on the top edge are trials that diverged or failed. "
     "Losses far above their upper quartile are on the top edge too, and values outside of the searched range "
@@ -47,18 +38,17 @@ TRIALS = (
 )
 
 WRITERS = "`saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune`"
-ROW = [*LOSSES, *(f"{loss}_error" for loss in LOSSES), "optimiser", "seeds", "diverged", "best_val", "seconds"]
-TRIAL = ["trial", "values", "status", "val", "epoch"]
-
-Runs = Mapping[str, Sequence[statistics.Lines]]
-
-
-class Section(NamedTuple):
-    """Figures under one heading, with what is to be said about all of them."""
-
-    heading: str
-    note: str
-    pictures: list[Picture]
+NUMBER = (int, float, type(None))
+KINDS = {dict: "an object", list: "a list", str: "a text", NUMBER: "a number", int: "a whole number"}
+CONFIG = {"problem": str, "optimisers": dict, "seeds": list, "epochs": NUMBER}
+ROW = {
+    **dict.fromkeys([*LOSSES, *(f"{loss}_error" for loss in LOSSES), "best_val", "seconds"], NUMBER),
+    "optimiser": str,
+    "seeds": int,
+    "diverged": int,
+}
+LINE: dict[str, Any] = {"step": int, "seconds": NUMBER, "train": NUMBER, "optimiser": str, "seed": int}
+TRIAL = {"trial": int, "values": dict, "status": str, "val": NUMBER, "epoch": NUMBER}
 
 
 class Content(NamedTuple):
@@ -71,22 +61,36 @@ class Content(NamedTuple):
     commands: Sequence[str] = ()  # to be copied
 
 
-def write(folder: pathlib.Path) -> pathlib.Path:
-    """Writes `report.html`, `table.md`, `table.tex` and `figures/` into a result folder; returns the page's path.
+class Page(NamedTuple):
+    """Where it is, and its tables."""
+
+    path: pathlib.Path
+    tables: list[Table]
+
+
+def write(folder: pathlib.Path) -> Page:
+    """Writes `report.html`, `table.md`, `table.tex` and `figures/` into a result folder.
 
     Args:
-      folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it.
+      folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
+        that holds several of `saddlefree compare`.
     """
-    config = _read(folder / "config.json", "command", "title")
-    content = {"study": _study, "tune": _tuning}.get(config["command"], _comparison)(folder, config)
+    config: dict[str, Any]
+    if not (folder / "config.json").exists() and (inside := _comparisons(folder)):
+        config = {"title": f"{len(inside)} comparison{'s' * (len(inside) > 1)}"}
+        config |= {key: next(iter(inside.values())).get(key) for key in ("versions", "machine")}
+        content = _several(folder, inside)
+    else:
+        config = _read(folder / "config.json", {"command": str, "title": str})
+        content = {"study": _study, "tune": _tuning}.get(config["command"], _comparison)(folder, config)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("saddlefree.lab"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.get_template("report.html").render(config=config, **content._asdict())
     for name, written in (("table.md", map(markdown, content.tables)), ("table.tex", map(latex, content.tables))):
-        (folder / name).write_text("\n".join(written), "utf-8")
-    (folder / "report.html").write_text(page, "utf-8")
-    return folder / "report.html"
+        write_text(folder / name, "\n".join(written))
+    write_text(folder / "report.html", page)
+    return Page(folder / "report.html", content.tables)
 
 
 def _study(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
@@ -97,13 +101,11 @@ def _study(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
 
 def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     """Of several optimisers, or of one run."""
-    _require(folder / "config.json", config, ["problem", "optimisers", "seeds", "epochs"])
+    _require(folder / "config.json", config, CONFIG)
     found = _read_runs(folder / "metrics.jsonl", config)
     runs = {name: list(seeds.values()) for name, seeds in found.items()}
     if config["command"] == "compare":
-        rows = _read(folder / "summary.json", "rows")["rows"]
-        for row in rows:
-            _require(folder / "summary.json", row, ROW)
+        rows = _read_rows(folder)
     else:
         rows = [statistics.summarise(name, seeds) for name, seeds in runs.items()]
     troubles = []
@@ -113,25 +115,44 @@ def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     test = config.get("test", "loss")
     return Content(
         [results(config["problem"], rows, test)],
-        _sections(folder / "figures", runs, labels(test)),
+        sections(folder / "figures", runs, labels(test), _read_solutions(folder, config)),
         _sentence(config, rows, test),
         troubles,
     )
 
 
+def _comparisons(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
+    """The folders of comparisons in a folder, with their configurations."""
+    found = {path.parent: _read(path, {"command": str}) for path in sorted(folder.glob("*/config.json"))}
+    return {path: config for path, config in found.items() if config["command"] == "compare"}
+
+
+def _several(folder: pathlib.Path, inside: Mapping[pathlib.Path, Mapping[str, Any]]) -> Content:
+    """Of several comparisons, their tables, and the performance profile of the optimisers that all of them have."""
+    tables, runs = [], []
+    for each, config in inside.items():
+        _require(each / "config.json", config, {"title": str, **CONFIG})
+        rows = _read_rows(each)
+        table = results(config["problem"], rows, config.get("test", "loss"))
+        tables.append(table._replace(caption=f"{config['title']}. {table.caption}"))
+        found = _read_runs(each / "metrics.jsonl", config)
+        runs.append({name: list(seeds.values()) for name, seeds in found.items()})
+    return Content(tables, performance(folder / "figures", runs))
+
+
 def _tuning(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
-    _require(folder / "config.json", config, ["problem", "optimiser", "searched"])
+    _require(folder / "config.json", config, {"problem": str, "optimiser": str, "searched": dict})
     trials, searched = _read_trials(folder / "trials.json"), config["searched"]
-    summary = _read(folder / "summary.json", "best", "commands")
+    summary = _read(folder / "summary.json", {"best": (dict, type(None)), "commands": list})
     best = None
     if summary["best"] is not None:
-        _require(folder / "summary.json", summary["best"], ["trial", "val"])
+        _require(folder / "summary.json", summary["best"], {"trial": int, "val": NUMBER})
         best = summary["best"]["trial"]
     (folder / "figures").mkdir(exist_ok=True)
     pictures = []
     with matplotlib.rc_context(figures.STYLE):
         for name, where in searched.items():
-            _require(folder / "config.json", where, ["range", "log"])
+            _require(folder / "config.json", where, {"range": list, "log": int})
             path = folder / "figures" / re.sub(r"\W", "-", f"val-{name}")
             pictures.append(figures.save(figures.tuning(trials, name, where, best), path, "Validation loss"))
     failed: dict[str, list[str]] = {}
@@ -154,31 +175,70 @@ def _load(path: pathlib.Path) -> Any:
     return read_json(path)
 
 
-def _read(path: pathlib.Path, *keys: str) -> dict[str, Any]:
-    """The object in a JSON file, which must have these keys."""
+def _read(path: pathlib.Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The object in a JSON file, which must have these entries."""
     found = _load(path)
-    _require(path, found, keys)
+    _require(path, found, kinds)
     return found
 
 
-def _require(path: pathlib.Path, found: Any, keys: Iterable[str]) -> None:
-    missing = [key for key in keys if key not in found] if isinstance(found, dict) else ["object"]
+def _require(path: pathlib.Path, found: Any, kinds: Mapping[str, Any]) -> None:
+    """Checks that entries are there and of their kinds."""
+    missing = [key for key in kinds if key not in found] if isinstance(found, dict) else ["object"]
     if missing:
         raise UserError(f"{path} has no {', '.join(missing)}; {WRITERS} writes it")
+    for key, kind in kinds.items():
+        if not isinstance(found[key], kind):
+            wanted = KINDS.get(kind, "an object")
+            raise UserError(f"{path}: {key} must be {wanted}, got {str(found[key])[:40]!r}; {WRITERS} writes it")
 
 
 def _read_runs(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, dict[int, statistics.Lines]]:
     """Optimiser to seed to what it logged."""
     found: dict[str, dict[int, Any]] = {name: {} for name in config["optimisers"]}
-    only = {"optimiser": next(iter(found)), "seed": config["seeds"][0]}  # where a run has one, lines do not say it
+    # Where a run has one optimiser and one seed, lines do not say it.
+    only = {"optimiser": next(iter(found), None), "seed": next(iter(config["seeds"]), None)}
     for index, line in enumerate(read_lines(path), start=1):
         line = only | line if isinstance(line, dict) else {}
-        if not {"step", "seconds", "train"} <= line.keys() or line["optimiser"] not in found:
+        if not all(isinstance(line.get(key, ""), kind) for key, kind in LINE.items()) or line["optimiser"] not in found:
             raise UserError(f"{path}, line {index} is damaged: delete the line, or run again")
         found[line["optimiser"]].setdefault(line["seed"], []).append(line)
     if not any(found.values()):
         raise UserError(f"{path} is missing or empty; {WRITERS} writes it")
     return {name: seeds for name, seeds in found.items() if seeds}
+
+
+def _read_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Of a comparison."""
+    rows = _read(folder / "summary.json", {"rows": list})["rows"]
+    for row in rows:
+        _require(folder / "summary.json", row, ROW)
+    return rows
+
+
+def _read_solutions(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Solution]:
+    """Optimiser to the solution of its first seed, where an equation was solved."""
+    found = {}
+    for name in config["optimisers"]:
+        where = folder if config["command"] == "train" else folder / "runs" / name
+        for path in (where / "solution.json", where / f"seed-{config['seeds'][0]}" / "solution.json"):
+            if path.exists():
+                record = _read(path, {"axes": dict, "prediction": list, "truth": list})
+                try:
+                    axes = {axis: np.array(values, float) for axis, values in record["axes"].items()}
+                    solution = Solution(axes, *(np.array(record[key], float) for key in ("prediction", "truth")))
+                    shapes = {
+                        solution.prediction.shape,
+                        solution.truth.shape,
+                        tuple(len(a) for a in axes.values())[::-1],
+                    }
+                except (TypeError, ValueError):
+                    shapes = set()
+                if len(shapes) != 1 or len(axes) != 2:
+                    raise UserError(f"{path} is damaged: delete it, or run again")
+                if np.isfinite(solution.prediction).all():
+                    found[name] = solution
+    return found
 
 
 def _read_trials(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -220,37 +280,6 @@ def _tuned(config: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], best:
     figure = number(best["val"])
     text = '{}. Best validation loss <span class="number">{}</span>, of trial {}.'
     return Markup(text).format(start, figure, best["trial"])
-
-
-def _sections(folder: pathlib.Path, runs: Runs, labels: Mapping[str, str]) -> list[Section]:
-    """All figures of a training run or a comparison; those that nothing was measured for are left out."""
-    styles = figures.styles(runs)
-    folder.mkdir(exist_ok=True)
-    time, steps, ranking, adaptive = (list[Picture]() for _ in range(4))
-    with matplotlib.rc_context(figures.STYLE):
-        for loss in ("train", "test"):
-            for x, pictures in (("seconds", time), ("step", steps)):
-                if curves := statistics.curves(runs, x, loss):
-                    figure = figures.losses(curves, styles, x)
-                    pictures.append(figures.save(figure, folder / f"{loss}-{x}", labels[loss]))
-            profiles = {name: statistics.profiles(seeds, "step", loss)[1] for name, seeds in runs.items()}
-            profiles = {name: values for name, values in profiles.items() if values.size}
-            if len(profiles) > 1:
-                figure = figures.rankings(statistics.rankings(profiles), styles)
-                ranking.append(figures.save(figure, folder / f"ranking-{loss}", labels[loss]))
-        for name, label in QUANTITIES.items():
-            if curves := statistics.curves(runs, "step", name):
-                adaptive.append(
-                    figures.save(figures.curves(curves, styles, "Steps", **LINEAR.get(name, {})), folder / name, label)
-                )
-    bands = BANDS if any(len(seeds) > 1 for seeds in runs.values()) else ""
-    sections = [
-        Section("Loss against wall time", f"{bands} {CUT}", time),
-        Section("Loss against steps", f"{bands} {CUT}", steps),
-        Section("Ranking", RANKS, ranking),
-        Section("Adaptive quantities", bands, adaptive),
-    ]
-    return [section for section in sections if section.pictures]
 
 
 def _embed(path: pathlib.Path, caption: str) -> Picture:

@@ -1,7 +1,7 @@
 """The paper's experiments as a list of this laboratory's own commands, worked off within a budget of time.
 
-Each item is tuned, where it says so, and run over its seeds; what it finds becomes a row of the results at once. An
-item whose row is there already is not done again, so that the work can be spread over many sittings.
+Each item is tuned, where it says so, and run over its seeds; what it finds becomes a record at once. An item whose
+record is there already is not done again, so that the work can be spread over many sittings.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saddlefree.lab import optimisers, results
+from saddlefree.lab import optimisers, records, results
 from saddlefree.lab.errors import UserError, nearest
-from saddlefree.lab.metrics import read_json
+from saddlefree.lab.metrics import read_json, write_text
 from saddlefree.lab.paper import TUNED
 
 Say = Callable[[str], None]
@@ -34,6 +34,7 @@ class Item:
     configs: int = 0  # that are searched; without any, hyperparameters are the registered ones
     changes: tuple[tuple[str, Any], ...] = ()  # to these, and not searched
     evaluations: int | None = None
+    group: str = ""  # of its record; the problem unless given
 
     @property
     def name(self) -> str:
@@ -72,6 +73,30 @@ LIKE_ADAM = (
     ("refresh_every", 100),
 )
 """What the paper found for Adam on UCI Energy; rate and damping of the subspace are the better of two pairs."""
+
+
+FROM_ADAM = (
+    ("digits", "1e-3"),
+    ("digits", "1e-2"),
+    ("diabetes", "1e-3"),
+    ("kin8nm", "3e-3"),
+    ("uci-protein", "1e-3"),
+    ("fashion-mnist", "1e-3"),
+)
+"""Problems, and ordinary rates of Adam's on them."""
+
+
+def _from_adam() -> list[Item | Study]:
+    """Adam at an ordinary rate, not tuned, and `low-rank` over this Adam with its own defaults."""
+    pairs: list[Item | Study] = []
+    for problem, rate in FROM_ADAM:
+        adam = (("learning_rate", float(rate)), ("decay", "none"), ("epsilon", 1e-8))
+        over = (("newton_rate", 0.3), ("damping", 0.01), ("refresh_every", 100), ("second_moment", 0.999))
+        averages = (("one_minus_beta1", 0.1), ("one_minus_beta2", 0.001))
+        for name, changes in (("adam", (*adam, *averages)), ("low-rank", (*adam, *over))):
+            label = f"{problem}-{rate}-{name}"
+            pairs.append(Item(problem, name, 5, label, changes=changes, group="from-adam"))
+    return pairs
 
 
 def _pinns() -> list[Item | Study]:
@@ -131,6 +156,7 @@ ITEMS: list[Item | Study] = [
     Item("uci-energy", "series-adaptive", 10),
     Item("uci-energy", "series", 10, configs=20),
     *_fashion(),
+    *_from_adam(),
     *_pinns(),
     *_images(),
     Item("uci-energy", "exact-adaptive", 3, epochs=50),
@@ -144,6 +170,11 @@ ITEMS: list[Item | Study] = [
 def full_name(item: Item | Study) -> str:
     """Its part and its name there."""
     return f"{item.part}:{item.name}"
+
+
+def record_name(item: Item | Study) -> str:
+    """The name of its record."""
+    return f"{(isinstance(item, Item) and item.group) or item.part}/{item.name}"
 
 
 def reproduce(
@@ -160,8 +191,8 @@ def reproduce(
 
     Args:
       work: for the folders of searches, runs and studies.
-      out: for the results.
-      docs: for `results.md` and its figures.
+      out: for the records.
+      docs: the documentation, whose figures and numbers follow the records.
       budget: seconds; an item that has begun is done to its end.
       only: parts, or single items such as `uci-energy:sgd`; all where it is empty.
       data_dir: where data sets are looked for first.
@@ -180,20 +211,46 @@ def reproduce(
             continue
         try:
             _perform(item, work, out, docs, [] if data_dir is None else ["--data-dir", data_dir], say)
-            results.write_page(out, docs, left_out(out))
+            refresh(out, docs)
         except UserError as error:
             say(str(error))
-    results.write_page(out, docs, left_out(out))
+    refresh(out, docs)
     return left_out(out)
 
 
+def refresh(out: pathlib.Path, docs: pathlib.Path) -> list[pathlib.Path]:
+    """Renders again what README.md and the documentation quote of the records; returns the pages that changed."""
+    blocks = results.blocks(out) | {"left-out": lambda: _listed(left_out(out))}
+    changed = []
+    if not (docs / "results.md").exists():
+        docs.mkdir(parents=True, exist_ok=True)
+        shown = ("performance", "results", "studies", "left-out")
+        empty = "\n".join(f"<!-- begin {name} -->\n<!-- end -->\n" for name in shown)
+        write_text(docs / "results.md", f"# Results\n\n{empty}")
+    for path in [docs.parent / "README.md", *sorted(docs.glob("*.md"))]:
+        if path.exists():
+            before = path.read_text("utf-8")
+            try:
+                after = records.refresh(before, out, blocks)
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from None
+            if after != before:
+                write_text(path, after)
+                changed.append(path)
+    return changed
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "".join(f"- {name}\n" for name in names) or "Nothing that was planned.\n"
+
+
 def left_out(out: pathlib.Path) -> list[str]:
-    """What has no results yet."""
+    """What has no record yet, or one of an earlier version's algorithm."""
     return [full_name(item) for item in ITEMS if not _done(out, item)]
 
 
 def _done(out: pathlib.Path, item: Item | Study) -> bool:
-    return results.holds(out, item.part, item.name, item.plan())
+    return results.holds(out, record_name(item), item.plan())
 
 
 def _perform(
@@ -224,7 +281,9 @@ def _perform(
             command += [f"--{name}", str(getattr(item, name))]
     command += _settings(values, f"{item.optimiser}.")
     _command([*command, "--out", str(folder), "--resume", *data], say)
-    results.add(out, item.part, item.name, folder, item.plan(), searched)
+    results.add(out, record_name(item), folder, item.plan(), searched)
+    if not item.group:
+        results.draw(out, docs, item.part)
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -239,3 +298,8 @@ def _command(arguments: list[str], say: Say) -> None:
         raise KeyboardInterrupt
     if code:
         raise UserError(f"`saddlefree {arguments[0]} {arguments[1]}` ended with {code}; this item is left out")
+
+
+if __name__ == "__main__":  # the pages alone
+    for changed in refresh(pathlib.Path("results"), pathlib.Path("docs")):
+        print(changed)

@@ -1,89 +1,79 @@
-"""Results that are kept: a JSON file for each problem, the curves beside it, and a page made of nothing else.
-
-A file has a row for each optimiser, which is replaced when it is measured again.
-"""
+"""The laboratory's results: a record for each optimiser on each problem, and what the documentation shows of them."""
 
 import collections
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jinja2
 import matplotlib
 import numpy as np
 
-from saddlefree.lab import figures, optimisers, paper, problems, statistics, tables
-from saddlefree.lab.errors import UserError
-from saddlefree.lab.metrics import read_json, read_lines, write_json, write_lines
+from saddlefree.lab import figures, optimisers, paper, problems, profiles, records, statistics, tables
+from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.records import Record
 
 POINTS = 50
 """Places of a curve that are kept."""
 FIGURES = pathlib.PurePosixPath("figures/results")
 """Where the page has its figures."""
+PROFILE = "performance.png"
+PROFILED = ("lanczos-adaptive", "low-rank", "series-adaptive", "adam", "lbfgs", "kfac")
+"""Optimisers whose performance profile is drawn, over the problems that have records of all of them."""
+_CURVES = {f"{loss}-{x}": (x, loss) for x in figures.AXES for loss in ("train", "test")}
 
-Record = dict[str, Any]
 
-
-def holds(folder: pathlib.Path, part: str, name: str, plan: Record) -> bool:
-    """Whether there are results by this name that were planned so."""
-    return any(row["name"] == name and row["plan"] == plan for row in _read(folder, part)["rows"])
+def holds(folder: pathlib.Path, name: str, plan: Record) -> bool:
+    """Whether there is a record by this name that was planned so, and by today's algorithm."""
+    if not (folder / f"{name}.json").exists():
+        return False
+    record = records.read(folder, name)
+    return record["plan"] == plan and "version" not in record
 
 
 def add(
-    folder: pathlib.Path,
-    problem: str,
-    name: str,
-    compared: pathlib.Path,
-    plan: Record,
-    searched: pathlib.Path | None,
+    folder: pathlib.Path, name: str, compared: pathlib.Path, plan: Record, searched: pathlib.Path | None = None
 ) -> None:
-    """Adds an optimiser's row and curves.
+    """Writes the record of an optimiser.
 
     Args:
-      folder: of the results.
-      problem: its name.
-      name: of the row.
+      folder: of the records.
+      name: problem/row, such as `uci-energy/adam-cosine`.
       compared: the folder of `saddlefree compare` with this optimiser alone.
-      plan: is kept with the row.
+      plan: what was asked for, by which `holds` knows the record; the plan of the run itself is kept as `run`.
       searched: the folder of `saddlefree tune` that its hyperparameters are from.
     """
     config, (row,) = read_json(compared / "config.json"), read_json(compared / "summary.json")["rows"]
     ((optimiser, values),) = config["optimisers"].items()
     lines = list(read_lines(compared / "metrics.jsonl"))
     runs = {name: [[line for line in lines if line["seed"] == seed] for seed in config["seeds"]]}
-    steps = max(line["step"] for line in lines)
-    kept = {
-        "name": name,
-        **row,
-        "optimiser": name,
-        "method": optimiser,
-        "steps": steps,
+    curves = {}
+    for key, (x, loss) in _CURVES.items():
+        for curve in statistics.curves(runs, x, loss).values():
+            chosen = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
+            curves[key] = {
+                part: [float(f"{value:.4g}") for value in column[chosen]] for part, column in curve._asdict().items()
+            }
+    record = {
+        "problem": config["problem"],
+        "name": name.partition("/")[2],
+        "optimiser": row.pop("optimiser"),
+        "plan": plan,
+        "run": config["plan"][optimiser],
         "values": values,
         "batch_size": config["batch_size"][optimiser],
         "tuning": _search(searched) if searched else None,
         "versions": config["versions"],
         "machine": config["machine"],
-        "plan": plan,
+        "data": {"partial": config["data"]["partial"]},  # not where it lay on this machine
+        "summary": {**row, "steps": max(line["step"] for line in lines)},
+        "curves": curves,
     }
-    found = []
-    for x in figures.AXES:
-        for y in ("train", "test"):
-            for curve in statistics.curves(runs, x, y).values():
-                chosen = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
-                columns = {
-                    key: [float(f"{value:.4g}") for value in column[chosen]] for key, column in curve._asdict().items()
-                }
-                found.append({"name": name, "along": x, "loss": y, **columns})
-    record = _read(folder, problem)
-    record |= {"problem": problem, "data": {"partial": config["data"]["partial"]}}  # not where it lay on this machine
-    _replace(folder, problem, record, kept)
-    path = folder / f"{problem}.jsonl"
-    write_lines(path, [line for line in read_lines(path) if line["name"] != name] + found)
+    records.write(folder, name, record)
 
 
 def add_study(folder: pathlib.Path, docs: pathlib.Path, name: str, made: pathlib.Path, plan: Record) -> None:
-    """Adds a study: its tables to the results, its figures, as PNG, to the page's."""
+    """Writes the record of a study with its tables, and copies its figures, as PNG, to the page's."""
     config = read_json(made / "config.json")
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
     pictures = []
@@ -91,135 +81,183 @@ def add_study(folder: pathlib.Path, docs: pathlib.Path, name: str, made: pathlib
         file = pathlib.Path(figure["file"]).with_suffix(".png").name
         shutil.copyfile(made / file, docs / FIGURES / f"{name}-{file}")
         pictures.append({"file": f"{name}-{file}", "caption": figure["caption"]})
-    kept = {key: config[key] for key in ("title", "tables", "versions", "machine")}
-    _replace(folder, "studies", _read(folder, "studies"), {"name": name, **kept, "figures": pictures, "plan": plan})
+    kept = {key: config[key] for key in ("title", "versions", "machine")}
+    record = {"name": name, **kept, "figures": pictures, "plan": plan, "summary": {"tables": config["tables"]}}
+    records.write(folder, f"studies/{name}", record)
 
 
-def write_page(folder: pathlib.Path, docs: pathlib.Path, left_out: Sequence[str]) -> None:
-    """Writes `results.md` and the figures of its curves."""
+def rows(folder: pathlib.Path, problem: str) -> list[Record]:
+    """The records of a problem, in the registry's order of optimisers."""
+    order = list(optimisers.OPTIMISERS)
+    found = [records.read(folder, name) for name in records.names(folder, problem)]
+    return sorted(found, key=lambda record: (order.index(record["optimiser"]), record["name"]))
+
+
+def draw(folder: pathlib.Path, docs: pathlib.Path, problem: str) -> None:
+    """Draws the curves of a problem, and the performance profiles anew."""
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    found = rows(folder, problem)
+    labels = tables.labels(problems.find(problem).test)
     with matplotlib.rc_context(figures.STYLE):
-        for problem in _parts(folder):
-            for (along, loss), found in _curves(folder, problem).items():
-                figure = figures.losses(found, figures.styles(found), along)
-                title = tables.labels(problems.find(problem).test)[loss]
-                figures.save_png(figure, docs / FIGURES / f"{problem}-{loss}-{along}.png", title)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "left-out.json", list(left_out))
-    (docs / "results.md").write_text(page(folder), "utf-8")
+        for key, (x, loss) in _CURVES.items():
+            if curves := _curves(found, key):
+                figure = figures.losses(curves, figures.styles(curves), x)
+                figures.save_png(figure, docs / FIGURES / f"{problem}-{key}.png", labels[loss])
+        if profile := _profile(folder):
+            figure = figures.performance(profile, figures.styles(profile))
+            figures.save_png(figure, docs / FIGURES / PROFILE, "Performance profile")
 
 
-def page(folder: pathlib.Path) -> str:
-    """The page: every figure of it is from the results in `folder`, what is said of them from `reading.md` there."""
-    loader = jinja2.ChoiceLoader([jinja2.FileSystemLoader(folder), jinja2.PackageLoader("saddlefree.lab")])
-    environment = jinja2.Environment(
-        loader=loader,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )  # Markdown, which is not escaped
-    records = {name: _read(folder, name) for name in _parts(folder)}
-    rows = {(name, row["name"]): row for name, record in records.items() for row in record["rows"]}
-
-    def find(part: str, name: str) -> Record:
-        if (part, name) not in rows:
-            raise UserError(f"{folder / 'reading.md'} speaks of {name} on {part}, which has no results")
-        return rows[part, name]
-
-    text = environment.get_template("results.md").render(
-        parts=[(name, problems.find(name).title, record) for name, record in records.items()],
-        studies=_read(folder, "studies")["rows"],
-        figures=FIGURES,
-        left_out=read_json(folder / "left-out.json"),
-        table=lambda name: tables.markdown(_table(folder, name, records[name]["rows"])),
-        hyperparameters=lambda name: tables.markdown(_hyperparameters(name, records[name]["rows"])),
-        study_table=lambda table: tables.markdown(tables.of_study(table)),
-        row=find,
-        number=tables.number,
-        paper=lambda name, row: paper.RESULTS[name, row],
-    )
-    return text.rstrip() + "\n"
+def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
+    """What the pages of the documentation show of the records, by the name of its block."""
+    return {
+        "results": lambda: "\n".join(_section(problem, rows(folder, problem)) for problem in _problems(folder)),
+        "studies": lambda: "\n".join(_study(records.read(folder, name)) for name in records.names(folder, "studies")),
+        "performance": lambda: _performance(_profile(folder)),
+        "accuracy": lambda: _accuracy(folder),
+        "step-cost": lambda: _step_cost(folder),
+        "physics": lambda: _physics(folder),
+        "from-adam": lambda: _from_adam(folder),
+    }
 
 
-def _table(folder: pathlib.Path, problem: str, rows: Sequence[Record]) -> tables.Table:
+def _section(problem: str, found: Sequence[Record]) -> str:
+    """A problem: final values, curves and hyperparameters."""
+    text = [f"## {problems.find(problem).title}\n"]
+    text += [f"Partial data: {part}.\n" for part in {row["data"]["partial"] for row in found} if part]
+    text.append(tables.markdown(_table(problem, found)))
+    for x, along in (("seconds", "wall time"), ("step", "steps")):
+        for loss, what in (("train", "Training loss"), ("test", "Test figure")):
+            text.append(f"![{what} against {along}]({FIGURES}/{problem}-{loss}-{x}.png){{ width=420 }}")
+    text += ["", tables.markdown(_hyperparameters(problem, found))]
+    return "\n".join(text)
+
+
+def _performance(profile: profiles.Profile) -> str:
+    if not profile:
+        return ""
+    picture = f"![Share of targets reached against time over the fastest's]({FIGURES}/{PROFILE}){{ width=420 }}\n"
+    return f"{picture}\n{tables.markdown(tables.performance(profile))}"
+
+
+def _accuracy(folder: pathlib.Path) -> str:
+    rows = []
+    for row in records.read(folder, "benchmarks/accuracy")["summary"]["rows"]:
+        errors = (tables.number(row[f"float64, damping {damping}"], 2) for damping in (0.1, 0.01))
+        rows.append([row["solver"], str(row["products"]), *errors])
+    return tables.plain(["solver", "products", "λ = 0.1", "λ = 0.01"], rows)
+
+
+def _step_cost(folder: pathlib.Path) -> str:
+    """Time of a step over Adam's, on one core and on two."""
+    one, two = (records.read(folder, f"benchmarks/{name}") for name in ("step_cost_one_core", "step_cost"))
+    pairs = zip(one["summary"], two["summary"], strict=True)
+    rows = [[a["optimiser"], *(tables.number(row["over_adam"]) for row in (a, b))] for a, b in pairs]
+    return tables.plain(["optimiser", "time over Adam's, one core", "two cores"], rows)
+
+
+def _physics(folder: pathlib.Path) -> str:
+    """Training losses, and errors of the solution in brackets."""
+    names, table = ("lanczos-adaptive", "lbfgs", "kfac", "adam"), []
+    for problem in _problems(folder):
+        found = {row["name"]: row["summary"] for row in rows(folder, problem)}
+        if problem.startswith("pinn-") and found.keys() >= set(names):
+            pairs = ((tables.number(found[name][part], 2) for part in ("train", "test")) for name in names)
+            table.append([problems.find(problem).title, *(f"{train} ({test})" for train, test in pairs)])
+    return tables.plain(["problem", "lanczos-adaptive", "L-BFGS", "K-FAC", "Adam"], table)
+
+
+def _from_adam(folder: pathlib.Path) -> str:
+    """Training and test loss of Adam and of `low_rank` over it."""
+    names, rows = records.names(folder, "from-adam"), []
+    for name in names:
+        over = f"{name.removesuffix('-adam')}-low-rank"
+        if over in names:
+            found = [records.read(folder, one) for one in (name, over)]
+            rate = tables.short(f"{found[0]['values']['learning_rate']:.0e}")
+            losses = [tables.with_error(one["summary"], part) for part in ("train", "test") for one in found]
+            rows.append([problems.find(found[0]["problem"]).title, rate, *losses])
+    columns = ["problem", "rate", "training loss, Adam", "`low_rank`", "test loss, Adam", "`low_rank`"]
+    return tables.plain(columns, rows)
+
+
+def _study(record: Record) -> str:
+    pictures = [f"![{one['caption']}]({FIGURES}/{one['file']}){{ width=420 }}" for one in record["figures"]]
+    found = [tables.markdown(tables.of_study(table)) for table in record["summary"]["tables"]]
+    return "\n".join([f"### {record['title']}\n", *found, *pictures, ""])
+
+
+def _table(problem: str, found: Sequence[Record]) -> tables.Table:
     """Final values, the paper's in a row below ours."""
-    full = tables.results(problem, rows, problems.find(problem).test)
+    summaries = [{"optimiser": row["name"], **row["summary"]} for row in found]
+    full = tables.results(problem, summaries, problems.find(problem).test)
     kept = [i for i, column in enumerate(full.columns) if column not in ("Best validation", "Seconds")]
-    adam = next((row["train"] for row in rows if row["name"] == "adam"), None)
+    adam = next((row["summary"]["train"] for row in found if row["name"] == "adam"), None)
     columns = [full.columns[i] for i in kept] + ["Steps"] + (["Seconds to Adam's training loss"] if adam else [])
-    found, along_time = tables.Table(full.caption, columns, []), _curves(folder, problem)["seconds", "train"]
-    for cells, row in zip(full.rows, rows, strict=True):
-        more = [f"{row['steps']:,}"]
+    table, along_time = tables.Table(full.caption, columns, []), _curves(found, "train-seconds")
+    for cells, row in zip(full.rows, found, strict=True):
+        more = [f"{row['summary']['steps']:,}"]
         if adam:
-            more.append(tables.text(_reach(along_time[row["name"]], adam)))
-        texts = [cells[i].text for i in kept] + more
-        found.rows.append([tables.Cell(text) for text in texts])
+            curve = along_time[row["name"]]
+            seconds = profiles.first_below(curve.x, curve.median, np.array([adam * 1.001]))[0]  # kept to four digits
+            more.append(tables.text(float(seconds) if np.isfinite(seconds) else None))
+        table.rows.append([tables.Cell(text) for text in [_name(row), *(cells[i].text for i in kept[1:]), *more]])
         if cells[0].paper:
             beside = [cells[i].paper for i in kept] + [""] * len(more)
-            found.rows.append([tables.Cell(text and f"*{text}*") for text in beside])
-    return found
+            table.rows.append([tables.Cell(text and f"*{text}*") for text in beside])
+    return table
 
 
-def _hyperparameters(problem: str, rows: Sequence[Record]) -> tables.Table:
+def _hyperparameters(problem: str, found: Sequence[Record]) -> tables.Table:
     """The values that were used, and where they are from."""
     table = tables.Table("Hyperparameters", ["Optimiser", "From", "Values"], [])
-    for row in rows:
+    for row in found:
         search = row["tuning"]
         if search:
             counts = ", ".join(f"{count} {status}" for status, count in search["trials"].items())
             source = f"search: {counts}" + ("; the registered ones won" if search["best"] == 0 else "")
-        elif (problem, row["method"]) in paper.TUNED:
+        elif (problem, row["optimiser"]) in paper.TUNED:
             source = "the paper"
         else:
-            source = "defaults" if problem not in optimisers.find(row["method"]).tuned else "registered"
+            source = "defaults" if problem not in optimisers.find(row["optimiser"]).tuned else "registered"
         changed = {**row["values"], "batch_size": row["batch_size"] or "all"}
         values = ", ".join(
             f"{name} {tables.short(f'{value:.4g}') if isinstance(value, float) else value}"
             for name, value in changed.items()
         )
-        table.rows.append([tables.Cell(row["name"]), tables.Cell(source), tables.Cell(values)])
+        table.rows.append([tables.Cell(text) for text in (_name(row), source, values)])
     return table
 
 
-def _reach(curve: statistics.Curve, loss: float) -> float | None:
-    """Where a median is first as low as that, or None."""
-    below = curve.median <= loss + 1e-3 * abs(loss)  # curves are kept to four digits
-    return float(curve.x[below][0]) if below.any() else None
+def _name(row: Record) -> str:
+    return f"{row['name']} (version {row['version']})" if "version" in row else row["name"]
 
 
-def _curves(folder: pathlib.Path, problem: str) -> dict[tuple[str, str], dict[str, statistics.Curve]]:
-    """(along, loss) to the curve of each row, in the rows' order."""
-    lines = {(line["along"], line["loss"], line["name"]): line for line in read_lines(folder / f"{problem}.jsonl")}
-    found: dict[tuple[str, str], dict[str, statistics.Curve]] = {}
-    for row in _read(folder, problem)["rows"]:
-        for along, loss, name in lines:
-            if name == row["name"]:
-                columns = (statistics.as_losses(lines[along, loss, name][key]) for key in statistics.Curve._fields)
-                found.setdefault((along, loss), {})[name] = statistics.Curve(*columns)
-    return found
+def _profile(folder: pathlib.Path) -> profiles.Profile:
+    """Over the problems that have several seeds of PROFILED."""
+    curves = []
+    for problem in _problems(folder):
+        found = {row["name"]: row for row in rows(folder, problem) if row["summary"]["seeds"] > 1}
+        if found.keys() >= set(PROFILED):
+            curves.append(_curves([found[name] for name in PROFILED], "train-seconds"))
+    return profiles.over_problems(curves)
 
 
-def _search(folder: pathlib.Path) -> Record:
+def _curves(found: Iterable[Record], key: str) -> dict[str, statistics.Curve]:
+    """Row to its curve."""
+    return {
+        row["name"]: statistics.Curve(*(statistics.as_losses(row["curves"][key][c]) for c in statistics.Curve._fields))
+        for row in found
+        if key in row["curves"]
+    }
+
+
+def _search(folder: pathlib.Path) -> dict[str, Any]:
     trials, summary = read_json(folder / "trials.json"), read_json(folder / "summary.json")
     counts, best = collections.Counter(trial["status"] for trial in trials), summary["best"]
     return {"trials": counts, "best": best["trial"], "val": best["val"], "registered": trials[0]["val"]}
 
 
-def _parts(folder: pathlib.Path) -> list[str]:
-    """Problems with results, in the registry's order."""
-    return [name for name in problems.PROBLEMS if (folder / f"{name}.json").exists()]
-
-
-def _read(folder: pathlib.Path, part: str) -> Record:
-    path = folder / f"{part}.json"
-    return read_json(path) if path.exists() else {"rows": []}
-
-
-def _replace(folder: pathlib.Path, part: str, record: Record, row: Record) -> None:
-    """Puts a row into the place of the one of its name; the order is the registry's, whichever was measured first."""
-    order = list(optimisers.OPTIMISERS)
-    rows = [old for old in record["rows"] if old["name"] != row["name"]] + [row]
-    rows.sort(key=lambda row: (order.index(row["method"]) if "method" in row else 0, row["name"]))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{part}.json", {**record, "rows": rows})
+def _problems(folder: pathlib.Path) -> list[str]:
+    """Those with records, in the registry's order."""
+    return [name for name in problems.PROBLEMS if records.names(folder, name)]

@@ -27,7 +27,7 @@ def space(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int)
     found = {}
     for name in names(problem, optimiser, fixed):
         if name == "batch_size":
-            sizes = [size for size in BATCH_SIZES if size <= examples]
+            sizes = _sizes(examples)
             found[name] = {"range": [sizes[0], sizes[-1]], "log": True, "whole": True}
         else:
             setting = optimisers.find(optimiser).settings[name]
@@ -43,7 +43,7 @@ def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, 
     base = optimisers.configured(optimiser, problem, fixed)
     searched = space(problem, optimiser, fixed, examples)
     if "batch_size" in searched:
-        base.setdefault("batch_size", problems.find(problem).batch_size)
+        base.setdefault("batch_size", min(problems.find(problem).batch_size or examples, examples))
     if "order" in searched:  # it needs 2N + 1 terms, and either may be fixed
         base["order"] = min(base["order"], (base["terms"] - 1) // 2)
     elif "terms" in searched:
@@ -51,9 +51,9 @@ def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, 
     found = [base]
     while len(found) < count:
         values = dict(base)
-        for name, where in searched.items():
+        for name in searched:
             if name == "batch_size":
-                values[name] = int(rng.choice([size for size in BATCH_SIZES if size <= where["range"][1]]))
+                values[name] = int(rng.choice(_sizes(examples)))
             elif name == "order":
                 values[name] = int(rng.integers((values["terms"] - 1) // 2 + 1))
             else:
@@ -62,6 +62,11 @@ def draw(problem: str, optimiser: str, fixed: Mapping[str, Any], examples: int, 
             values["terms"] = max(values["terms"], 2 * base["order"] + 1)
         found.append(values)
     return found
+
+
+def _sizes(examples: int) -> list[int]:
+    """All examples, where they are fewer than the smallest batch."""
+    return [size for size in BATCH_SIZES if size <= examples] or [examples]
 
 
 def best(records: Sequence[Record]) -> Record | None:

@@ -71,10 +71,10 @@ def profiles(seeds: Sequence[Lines], x: str, y: str) -> tuple[np.ndarray, np.nda
     """
     if not any(y in line for lines in seeds for line in lines):
         return np.zeros(0), np.zeros((len(seeds), 0))
-    series = [(at, values) for at, values in (_series(lines, x, y) for lines in seeds) if len(at)]
-    grid = np.unique(np.concatenate([at for at, _ in series]))
-    grid = grid[(grid >= max(at[0] for at, _ in series)) & (grid > 0)]
-    return grid, np.stack([_interpolate(grid, at, values) for at, values in series])
+    found = [(at, values) for at, values in (series(lines, x, y) for lines in seeds) if len(at)]
+    grid = np.unique(np.concatenate([at for at, _ in found]))
+    grid = grid[(grid >= max(at[0] for at, _ in found)) & (grid > 0)]
+    return grid, np.stack([_interpolate(grid, at, values) for at, values in found])
 
 
 def curves(runs: Mapping[str, Sequence[Lines]], x: str, y: str) -> dict[str, Curve]:
@@ -131,7 +131,7 @@ def summarise(optimiser: str, seeds: Sequence[Lines]) -> dict[str, Any]:
     for name in ("train", "val", "test"):
         median, error = median_and_error([_final(lines, name) for lines in seeds])
         row |= {name: _finite(median), f"{name}_error": _finite(error)}
-    best = [min(_series(lines, "step", "val")[1], default=math.inf) for lines in seeds]
+    best = [min(series(lines, "step", "val")[1], default=math.inf) for lines in seeds]
     seconds = [lines[-1]["seconds"] for lines in seeds]
     steps = [max(lines[-1]["step"], 1) for lines in seeds]
     row |= {
@@ -145,10 +145,10 @@ def summarise(optimiser: str, seeds: Sequence[Lines]) -> dict[str, Any]:
 
 
 def _final(lines: Lines, y: str) -> float:
-    return float([math.inf, *_series(lines, "step", y)[1]][-1])
+    return float([math.inf, *series(lines, "step", y)[1]][-1])
 
 
-def _series(lines: Lines, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+def series(lines: Lines, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Where a seed measured `y`, and what; after divergence it is ∞."""
     kept = [line for line in lines if y in line] + ([{x: lines[-1][x], y: None}] if diverged(lines) else [])
     return np.array([line[x] for line in kept], dtype=float), as_losses([line[y] for line in kept])

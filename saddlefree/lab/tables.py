@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from saddlefree.lab import paper
+from saddlefree.lab.statistics import Curve, Rank
 
 LOSSES = ("train", "val", "test")
 STATUSES = {
@@ -15,7 +18,6 @@ STATUSES = {
     "failed": "failed",
 }
 LOST = ("diverged", "failed")
-SHOWN = 20  # trials, at most
 MARKDOWN = str.maketrans({"\\": "\\\\", "|": "\\|", "&": "&amp;", "<": "&lt;"})
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -103,29 +105,99 @@ def results(problem: str, rows: Sequence[Mapping[str, Any]], test: str = "loss")
     return table
 
 
+def along(curves: Mapping[str, Curve], x: str) -> Table:
+    """Medians at a hundredth, a tenth and the end of the longest curve."""
+    end = max(float(curve.x[-1]) for curve in curves.values())
+    start = min(float(curve.x[0]) for curve in curves.values())
+    places = [place for place in (end / 100, end / 10) if place > start] + [end]
+    if x == "step":
+        places = [float(round(place)) for place in places]
+    heads = [f"step {place:,.0f}" if x == "step" else f"{number(place, 2)} s" for place in places]
+    table = Table("Medians", ["Median at", *heads], [])
+    for name, curve in curves.items():
+        medians = [float(np.interp(place, curve.x, curve.median, left=math.nan)) for place in places]
+        table.rows.append([Cell(name), *(Cell("–" if math.isnan(value) else number(value)) for value in medians)])
+    return table
+
+
+def targets(curves: Mapping[str, Curve]) -> Table:
+    """Seconds to three targets: at a third, two thirds and the end of the way down, in the logarithm."""
+    losses = np.concatenate([curve.x for curve in curves.values()])
+    ways = np.geomspace(losses.max(), losses.min(), 4)[1:] * (1 + 1e-9)
+    heads = ["Seconds to a loss of", *(number(float(loss), 2) for loss in ways)]
+    table = Table("Time to target", heads, [])
+    for name, curve in curves.items():
+        below = [curve.median[curve.x <= loss] for loss in ways]
+        table.rows.append([Cell(name), *(Cell(number(float(times[0])) if len(times) else "–") for times in below)])
+    return table
+
+
+def ranks(found: Mapping[str, Rank]) -> Table:
+    """Lowest medians and mean ranks, with their standard errors."""
+    table = Table("Best first", ["Optimiser", "Lowest median", "Mean rank"], [])
+    for name, rank in found.items():
+        lowest = _plus_minus(rank.lowest, rank.error) if math.isfinite(rank.error) else number(rank.lowest)
+        place = f"{rank.rank:.1f} ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else f"{rank.rank:.1f}"
+        table.rows.append([Cell(name), Cell(lowest), Cell(place)])
+    return table
+
+
+def spectrum(smallest: Mapping[str, Curve], largest: Mapping[str, Curve]) -> Table:
+    """The extreme Ritz values at the start and at the end."""
+    heads = ["Ritz value", "smallest, first step", "last", "largest, first step", "last"]
+    table = Table("Extreme Ritz values", heads, [])
+    for name in smallest:
+        ends = (float(curve[name].median[i]) for curve in (smallest, largest) for i in (0, -1))
+        table.rows.append([Cell(name), *(Cell(number(value)) for value in ends)])
+    return table
+
+
+def solution(prediction: np.ndarray, truth: np.ndarray) -> Table:
+    """How large the error is."""
+    error = np.abs(prediction - truth)
+    norm = float(np.linalg.norm(error) / np.linalg.norm(truth))
+    cells = [Cell(number(value)) for value in (norm, float(error.max()), float(np.abs(truth).max()))]
+    return Table("On the test grid", ["Relative L2 error", "Largest error", "Largest true value"], [cells])
+
+
+def performance(found: Mapping[str, np.ndarray]) -> Table:
+    """A performance profile at four places."""
+    columns = ["Optimiser", "fastest", "within 2 ×", "within 10 ×", "reached"]
+    table = Table("Share of the targets, in %", columns, [])
+    for name, ratios in found.items():
+        shares = (np.mean(ratios <= ratio) for ratio in (1.0, 2.0, 10.0, np.finfo(float).max))
+        table.rows.append([Cell(name), *(Cell(f"{100 * share:.0f}") for share in shares)])
+    return table
+
+
 def of_study(record: Mapping[str, Any]) -> Table:
     """A table as a study keeps it: caption, columns and rows of values."""
     rows = [[Cell(text(value)) for value in row] for row in record["rows"]]
     return Table(record["caption"], record["columns"], rows)
 
 
-def tuning(trials: Sequence[Mapping[str, Any]], names: Sequence[str], best: int | None) -> Table:
+def tuning(
+    trials: Sequence[Mapping[str, Any]], names: Sequence[str], best: int | None = None, shown: int = 20
+) -> Table:
     """The trials of a search, best first, those that diverged or failed last.
 
     Args:
       trials: as `trials.json` of a tuning folder has them.
       names: of the hyperparameters that were searched.
       best: the best trial's number; it comes first even where one that was stopped early had less.
+      shown: how many, at most.
     """
 
     def order(trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
         loss = math.inf if trial["val"] is None else trial["val"]
         return trial["trial"] != best, trial["status"] in LOST, loss
 
-    shown = sorted(trials, key=order)[:SHOWN]
-    caption = f"{len(shown)} of {len(trials)} trials by last validation loss; the best of those that finished is on top"
+    kept = sorted(trials, key=order)[:shown]
+    ended = sum(trial["status"] != "unfinished" for trial in trials)
+    caption = f"{len(kept)} of {len(trials)} trials by last validation loss; {ended} have ended"
+    caption += "" if best is None else ", and the best of those that finished is on top"
     table = Table(caption, ["Trial", *names, "Validation loss", "Epochs", "Status"], [])
-    for trial in shown:
+    for trial in kept:
         figures = [text(trial["trial"]), *(text(trial["values"].get(name)) for name in names)]
         figures += ["∞" if trial["status"] == "diverged" else text(trial["val"]), f"{round(trial['epoch'], 2):,g}"]
         cells = [Cell(figure, best=trial["trial"] == best) for figure in [*figures, STATUSES[trial["status"]]]]
@@ -137,6 +209,11 @@ def markdown(table: Table) -> str:
     """The table, with its caption above."""
     head, *rows = (f"| {row} |" for row in _rows(table, MARKDOWN, " | "))
     return "\n".join([table.caption.translate(MARKDOWN), "", head, "| --- " * len(table.columns) + "|", *rows, ""])
+
+
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without a caption, of texts that are Markdown already."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
 
 
 def latex(table: Table) -> str:

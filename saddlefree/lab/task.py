@@ -1,6 +1,7 @@
 """A problem with its data loaded: what a run trains.
 
-The loss is a sum of terms, so that K-FAC can be told what each of them is.
+The loss is a sum of terms, so that K-FAC can be told what each of them is, and so that a loss of squares can be taken
+apart into residuals.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+
+from saddlefree.lab.errors import UserError
 
 Tree = Any
 Batch = Any
@@ -33,9 +36,22 @@ class Term(NamedTuple):
         squares = jnp.square(self.outputs - self.targets).reshape(self.outputs.shape[0], -1)
         return self.weight * jnp.mean(jnp.sum(squares, axis=1))
 
+    def residuals(self) -> jax.Array:
+        """r = √(2 weight/n)·(outputs − targets) as a vector, n the number of examples: ½‖r‖² is the mean."""
+        scale = (2 * self.weight / self.outputs.shape[0]) ** 0.5
+        return scale * (self.outputs - self.targets).reshape(-1)
+
 
 Terms = Callable[[Tree, Tree, Batch, bool], tuple[list[Term], Tree]]
 """(parameters, model state, batch, training) to the loss's terms and the new model state."""
+
+
+class Solution(NamedTuple):
+    """A solved equation on a grid, for its picture. Arrays are (rows, columns): the second axis, then the first."""
+
+    axes: dict[str, jax.Array]  # two, by name
+    prediction: jax.Array
+    truth: jax.Array
 
 
 class Task(NamedTuple):
@@ -48,6 +64,7 @@ class Task(NamedTuple):
     partial: str | None = None  # what of the data is missing
     value: Callable[[Tree], jax.Array] | None = None  # a loss that is no sum of terms
     error: Callable[[Tree, Batch], jax.Array] | None = None  # the test figure, where it is not the loss
+    solution: Callable[[Tree], Solution] | None = None  # from the parameters, where an equation is solved
 
     @property
     def examples(self) -> int:
@@ -61,6 +78,13 @@ class Task(NamedTuple):
             return self.value(params), (model_state, None)
         terms, model_state = self.terms(params, model_state, batch, True)  # type: ignore[misc]
         return total(terms), (model_state, None)
+
+    def residuals(self, params: Tree, model_state: Tree, batch: Batch) -> jax.Array:
+        """All residuals of a batch as one vector r, weighted so that the loss is ½‖r‖²."""
+        terms = [] if self.terms is None else self.terms(params, model_state, batch, True)[0]
+        if not terms or any(term.classifies for term in terms):
+            raise UserError("residuals need a loss that is a sum of squares, which this problem's is not")
+        return jnp.concatenate([term.residuals() for term in terms])
 
     def evaluate(self, params: Tree, model_state: Tree, parts: dict[str, Batch]) -> dict[str, jax.Array]:
         """The losses on each part, and the accuracy on the test part where classes are predicted."""

@@ -6,14 +6,12 @@ of Ray's own are never read: they are pickles.
 """
 
 import functools
-import logging
 import math
 import os
 import pathlib
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Before Ray starts: it tells nobody of its use, and leaves logs, signals, folders and the screen to us.
@@ -29,11 +27,13 @@ import jax
 import ray
 import ray.tune
 
-from saddlefree.lab import optimisers, problems, search
-from saddlefree.lab.errors import UserError
+from saddlefree.lab import events, optimisers, plugins, problems, search
+from saddlefree.lab.cluster import connected
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
+from saddlefree.lab.plan import Plan, build, configuration
 from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Interrupted, Plan, circumstances, cores, open_folder, run
+from saddlefree.lab.run import load, open_folder, run
 from saddlefree.lab.search import Record
 from saddlefree.lab.task import Task
 
@@ -44,8 +44,6 @@ RUNGS = 2
 WORST = 1e30
 """The loss of a trial that diverged, for Ray; ∞ would make ASHA's percentiles NaN."""
 _FIGURES = ("val", "train", "test", "seconds")
-
-Show = Callable[[Sequence[Record]], None]
 
 
 def tune(
@@ -61,9 +59,11 @@ def tune(
     address: str | None = None,
     cpus: int = 1,
     gpus: float = 0,
+    variant: Mapping[str, Any] | None = None,
+    plugin: Sequence[pathlib.Path] = (),
     data_dir: str | None = None,
     resume: bool = False,
-    show: Show = lambda trials: None,
+    listener: events.Listener = events.ignore,
 ) -> dict[str, Any]:
     """Searches, or goes on with it, and returns what it wrote to `summary.json`.
 
@@ -77,56 +77,62 @@ def tune(
       seed: of the configurations, and of the initial parameters and batches of every trial.
       address: of a Ray cluster, such as `127.0.0.1:6379`; None starts one on this machine.
       cpus, gpus: that each trial has to itself.
+      variant: settings of the problem other than its own.
+      plugin: the user's files that define problem or optimiser; each process loads them.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this search already.
-      show: is told of all trials whenever something is new.
+      listener: is told of all trials whenever something is new.
     """
     entry, fixed, folder = problems.find(problem), fixed or {}, folder.absolute()
     epochs, budget = epochs or entry.epochs, budget or entry.tuning
     data_dir = data_dir or os.environ.get("SADDLEFREE_DATA")
     data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
     optimisers.configured(optimiser, problem, fixed)
-    with _cluster(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
+    with connected(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
+        task = load(problem, data_dir, variant)
+        asked: dict[str, Any] = {"seeds": [seed], "epochs": epochs, "variant": variant, "plugin": plugins.load(plugin)}
+
+        def plan(values: Mapping[str, Any]) -> Plan:
+            return build(problem, optimiser, task, changes=values, **asked)
+
+        drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
         with precision(entry):
-            task = entry.load(data_dir)
-            drawn = search.draw(problem, optimiser, fixed, task.examples, configs, seed)
             for values in drawn:  # what cannot run is said before anything does
-                Program(entry, task, optimisers.find(optimiser), values, (seed,), epochs)
-        plan = {"problem": problem, "optimiser": optimiser, "configs": configs, "epochs": epochs, "seed": seed}
-        config = {
-            "command": "tune",
-            "title": f"Tuning {optimiser} on {entry.title}",
-            **plan,
-            "seeds": [seed],
-            "budget": budget,
-            "searched": search.space(problem, optimiser, fixed, task.examples),
-            "plan": {**plan, "fixed": dict(fixed)},
-            **circumstances(task),
-        }
+                Program(plan(values), task)
+        searched = search.space(problem, optimiser, fixed, task.examples)
+        kept = {"optimiser": optimiser, "configs": configs, "searched": searched, "epochs": epochs, "budget": budget}
+        config = configuration("tune", [plan(drawn[0])], task, title=f"Tuning {optimiser} on {entry.title}", **kept)
+        config["plan"] |= {"configs": configs, "searched": searched}
+        del config["optimisers"]  # each trial has its own
         open_folder(folder, config, resume)
-        trials = _Trials(folder, drawn, show)
+        trials = _Trials(folder, drawn, listener)
         try:
             if not trials.over():
-                plans = [Plan(problem, optimiser, record["values"], (seed,), epochs) for record in trials.records]
-                _search(plans, trials, folder, data_dir, budget, {"cpu": cpus, "gpu": gpus})
+                plans = [plan(record["values"]) for record in trials.records]
+                files = [path.absolute() for path in plugin]
+                _search(plans, trials, folder, files, data_dir, epochs, budget, {"cpu": cpus, "gpu": gpus})
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, f"with {sum(trials.done())} of {configs} trials done") from None
         finally:
             trials.write()
             shutil.rmtree(folder / "ray", ignore_errors=True)
-    summary = _summary(problem, optimiser, trials.records, [*config["searched"], *fixed])
+    given = "".join(f" --plugin {path}" for path in plugin)
+    given += "".join(f" --variant {name}={value}" for name, value in (variant or {}).items())
+    summary = _summary(problem, optimiser, trials.records, [*searched, *fixed], given)
     write_json(folder / "summary.json", summary)
     return summary
 
 
-def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
+def _summary(
+    problem: str, optimiser: str, records: Sequence[Record], names: Sequence[str], given: str
+) -> dict[str, Any]:
     found = search.best(records)
     commands = []
     if found:
         settings = [f"{name}={found['values'][name]}" for name in names if name in found["values"]]
         commands = [
-            f"saddlefree train {problem} {optimiser} " + " ".join(f"--set {text}" for text in settings),
-            f"saddlefree compare {problem} --optimisers {optimiser} "
+            f"saddlefree train {problem} {optimiser}{given} " + " ".join(f"--set {text}" for text in settings),
+            f"saddlefree compare {problem} --optimisers {optimiser}{given} "
             + " ".join(f"--set {optimiser}.{text}" for text in settings),
         ]
     return {"problem": problem, "optimiser": optimiser, "best": found, "commands": commands}
@@ -135,8 +141,8 @@ def _summary(problem: str, optimiser: str, records: Sequence[Record], names: Seq
 class _Trials(ray.tune.Callback):
     """What is known of all trials, kept in `trials.json` as Ray tells of it."""
 
-    def __init__(self, folder: pathlib.Path, drawn: Sequence[Record], show: Show):
-        self._path, self._show = folder / "trials.json", show
+    def __init__(self, folder: pathlib.Path, drawn: Sequence[Record], listener: events.Listener):
+        self._path, self._listener = folder / "trials.json", listener
         if self._path.exists():
             self.records: list[Record] = read_json(self._path)
         else:
@@ -176,11 +182,12 @@ class _Trials(ray.tune.Callback):
 
     def _note(self, trial: Any, result: Record) -> None:
         record = self.records[trial.config["trial"]]
-        if record["status"] == "unfinished":  # otherwise it only reports again
+        # A trial that is resumed reports again what its folder holds, which may be older than what is known.
+        if record["status"] == "unfinished" and result.get("epoch", 0) >= record["epoch"]:
             record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
             if not record["val"] < WORST:
                 record["val"] = None
-        self._show(self.records)
+        self._listener(events.Searched(self.records))
 
     def _end(self, trial: Any, result: Record) -> None:
         record = self.records[trial.config["trial"]]
@@ -188,25 +195,26 @@ class _Trials(ray.tune.Callback):
             record |= {name: result[name] for name in ("status", "error") if name in result}
             self.write()
             shutil.rmtree(_place(self._path.parent, record["trial"]) / "checkpoints", ignore_errors=True)
-        self._show(self.records)
+        self._listener(events.Searched(self.records))
 
 
 def _search(
     plans: Sequence[Plan],
     trials: _Trials,
     folder: pathlib.Path,
+    files: Sequence[pathlib.Path],
     data_dir: str | None,
+    epochs: float,
     budget: float,
     resources: dict[str, float],
 ) -> None:
-    epochs = plans[0].epochs
     available = ray.cluster_resources()
     for name, wanted in resources.items():
         if wanted > available.get(name.upper(), 0):
             raise UserError(
                 f"{name}s must be at most the {available.get(name.upper(), 0):g} that Ray has, got {wanted:g}"
             )
-    work = functools.partial(_trial, plans=plans, done=trials.done(), folder=folder, data_dir=data_dir)
+    work = functools.partial(_trial, plans=plans, done=trials.done(), folder=folder, files=files, data_dir=data_dir)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(work, resources),
         param_space={"trial": ray.tune.grid_search(list(range(len(plans))))},
@@ -234,32 +242,39 @@ def _trial(
     plans: Sequence[Plan],
     done: Sequence[bool],
     folder: pathlib.Path,
+    files: Sequence[pathlib.Path],
     data_dir: str | None,
 ) -> None:
     """One run in a process of Ray's; each validation loss is reported, and ASHA may end it there."""
     number = config["trial"]
-    plan, place = plans[number], _place(folder, number)
+    plan, place, known = plans[number], _place(folder, number), 0.0
     for line in read_lines(place / "metrics.jsonl"):
-        _report(line)
+        known = max(known, _report(line))
     if done[number]:
         return
 
-    def display(step: int, steps: int, figures: Mapping[str, Any]) -> None:
-        if step < steps:  # the last one is reported when its files are written
-            _report(figures)
+    def listen(event: events.Event) -> None:
+        # The last one is reported when its files are written.
+        if isinstance(event, events.Evaluated) and event.step < (plan.steps or 0):
+            for line in event.lines:
+                if line["epoch"] > known:
+                    _report(line)
 
-    open_folder(place, {"command": "train", "plan": plan.record()}, resume=True)
+    plugins.check(place, plan.plugin, plugins.load(files))
     jax.clear_caches()  # of the trial that was here before
-    summary = run(plan, _task(plan.problem, data_dir), place, keep_checkpoint=False, display=display)
+    summary = run(plan, _task(plan.problem, data_dir, tuple(plan.variant.items())), place, listener=listen)
     last = {name: value[0] if isinstance(value, list) else value for name, value in summary.items()}
     if summary["status"] == "diverged" or last.get("val", last["train"]) is None:
         last |= {"status": "diverged", "val": WORST}
     ray.tune.report(_figures(last) | {"status": last["status"], "epoch": summary["epochs"]})
 
 
-def _report(line: Mapping[str, Any]) -> None:
-    if "epoch" in line and line.get("val") is not None and math.isfinite(line["val"]):
-        ray.tune.report(_figures(line) | {"epoch": line["epoch"]})
+def _report(line: Mapping[str, Any]) -> float:
+    """Reports a line with a finite validation loss, and returns its epoch, or 0."""
+    if line.get("val") is None or not math.isfinite(line["val"]):
+        return 0.0
+    ray.tune.report(_figures(line) | {"epoch": line["epoch"]})
+    return line["epoch"]
 
 
 def _figures(line: Mapping[str, Any]) -> Record:
@@ -267,35 +282,10 @@ def _figures(line: Mapping[str, Any]) -> Record:
     return {**known, "node": ray.get_runtime_context().get_node_id()[:8]}
 
 
-@functools.lru_cache(maxsize=1)
-def _task(problem: str, data_dir: str | None) -> Task:
-    """Loaded once in a process."""
-    entry = problems.find(problem)
-    with precision(entry):
-        return entry.load(data_dir)
+@functools.lru_cache(maxsize=1)  # once in a process
+def _task(problem: str, data_dir: str | None, variant: tuple[tuple[str, Any], ...]) -> Task:
+    return load(problem, data_dir, dict(variant))
 
 
 def _place(folder: pathlib.Path, number: int) -> pathlib.Path:
     return folder / "trials" / f"{number:03}"
-
-
-@contextmanager
-def _cluster(address: str | None, threads: int) -> Iterator[None]:
-    """A connection to Ray, which ends with it; without an address, Ray itself does too."""
-    limit = {"env_vars": {"NPROC": str(threads)}}  # of XLA's threads, for others run beside a trial
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": limit}
-    try:
-        if address is None:
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = str(error).splitlines()[0]
-        if address is None:
-            raise UserError(f"Ray cannot be started ({reason})") from error
-        hint = "is it running, and is RAY_AUTH_MODE here what it is there?"
-        raise UserError(f"Ray cannot be reached at {address} ({reason}): {hint}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()

@@ -35,6 +35,7 @@ class Proposal(NamedTuple):
     after: jax.Array | None = None  # f(x + s)
     ratio: jax.Array | None = None  # ρ
     figures: dict[str, jax.Array] = {}  # noqa: RUF012 (never written)
+    gradient: Vector | None = None  # ∇f(x + s), where the rule has computed it
 
 
 class Rule:
@@ -79,6 +80,11 @@ class Rule:
         """Whether it evaluates the loss after the step."""
         return self.max_increase is not None
 
+    @property
+    def evaluations(self) -> int:
+        """How many losses it evaluates in a step, unless a figure of that name counts them."""
+        return int(self.measures)
+
     def init(self, layout: Space) -> Any:
         """The state before the first step."""
         return ()
@@ -102,6 +108,12 @@ class Decision(NamedTuple):
     taken: jax.Array
     refused: jax.Array
     finite: jax.Array
+
+
+def asked_by(damping: Number) -> Answers:
+    """What a rule with this one λ asks for: a λ that is known to be 0 asks for `ZERO`."""
+    known = not callable(damping) and not isinstance(damping, jax.core.Tracer)
+    return Answers.ZERO if known and damping == 0 else Answers.ONE
 
 
 def decide(rule: Rule, problem: Problem, proposal: Proposal, step: Vector, count: jax.Array) -> Decision:
@@ -152,6 +164,11 @@ def reduction_ratio(before: jax.Array, after: jax.Array, predicted: jax.Array) -
 def check_rule(rule: Any, solver: Solver) -> None:
     """Refuses what is not a rule, and pairs that cannot work."""
     checks.kind("rule", rule, Rule, "a rule such as damping_search(), or your own that inherits from Rule")
+    if rule.asks > solver.answers == Answers.ZERO:
+        raise ValueError(
+            f"{type(rule).__name__} asks for λ > 0, and {type(solver).__name__} answers λ = 0 only: use line_search(), "
+            "or fixed_rate(…, damping=0)"
+        )
     if rule.asks > solver.answers:
         raise ValueError(
             f"{type(rule).__name__} asks for several λ, and {solver} answers one: use levenberg_marquardt(), or "

@@ -122,7 +122,7 @@ class Escaping(Rule):
             found = space.where(better, found, nothing[0])
             proposal = proposal._replace(after=jnp.minimum(after, jnp.asarray(proposal.after)))
         figures = {**proposal.figures, "escape": space.norm(found)}
-        return proposal._replace(step=space.axpy(1, found, proposal.step), figures=figures)
+        return proposal._replace(step=space.axpy(1, found, proposal.step), figures=figures, gradient=None)
 
     def learn(self, state: Any, count: jax.Array, proposal: Proposal, taken: jax.Array) -> Any:
         """As the rule, and the next key."""

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, space
-from saddlefree.model import Model
+from saddlefree.model import Answers, Model
 from saddlefree.problem import Problem
-from saddlefree.rules.base import Proposal, Rule, measured
+from saddlefree.rules.base import Proposal, Rule, asked_by, measured
 from saddlefree.space import Number, evaluate_schedule
 
 
@@ -60,6 +60,11 @@ class fixed_rate(Rule):
     def has_momentum(self) -> bool:  # type: ignore[override]
         """Unless μ is None."""
         return self.momentum is not None
+
+    @property
+    def asks(self) -> Answers:  # type: ignore[override]
+        """λ = 0, or one λ."""
+        return asked_by(self.damping)
 
     def dampings(self, state: Any, count: jax.Array, dtype: Any) -> jax.Array:
         """λ alone."""

@@ -68,6 +68,11 @@ class damping_search(LearnedDamping):
         if self.target is not None:
             checks.number("target", self.target, 0, 1, open_low=True, open_high=True)
 
+    @property
+    def evaluations(self) -> int:
+        """One for each trial."""
+        return 2 * self.reach + 1
+
     def dampings(self, state: jax.Array, count: jax.Array, dtype: Any) -> jax.Array:
         """λ and its neighbours."""
         powers = self.spread ** jnp.arange(-self.reach, self.reach + 1, dtype=dtype)

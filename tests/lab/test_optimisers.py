@@ -1,5 +1,9 @@
 """The registry of optimisers: each one trains, and hyperparameters are checked."""
 
+import dataclasses
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,7 @@ from saddlefree.lab.errors import UserError
 from saddlefree.lab.methods import Circumstances
 from saddlefree.lab.optimisers import OPTIMISERS, configured
 from saddlefree.lab.paper import TUNED
+from saddlefree.lab.peers import packages
 from saddlefree.lab.task import Task, Term
 
 PAPERS = ["series", "series-adaptive", "exact", "exact-adaptive", "sgd", "adam", "lbfgs", "kfac", "kfac-fixed"]
@@ -38,7 +43,9 @@ def task():
 
 @pytest.mark.parametrize("name", list(OPTIMISERS))
 def test_every_optimiser_lowers_the_loss(name, task):
-    method = OPTIMISERS[name].build(configured(name, "none", {}), Circumstances(task, 12, True, False))
+    if OPTIMISERS[name].missing:
+        pytest.skip(f"{OPTIMISERS[name].package} is not installed")
+    method = OPTIMISERS[name].build(configured(name, "none", {}), Circumstances(task, 12, True))
     batch = task.parts["train"]
     state = method.init(*task.init(jax.random.key(1)), 0, batch)
     step = jax.jit(method.step) if method.traceable else method.step
@@ -62,7 +69,7 @@ def test_without_loops_and_branches_it_is_the_same(name, changes, task):
     found, batch = [], task.parts["train"]
     for unlooped in (False, True):
         values = configured(name, "none", changes)
-        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, False, unlooped))
+        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, unlooped))
         state = method.init(*task.init(jax.random.key(1)), 0, batch)
         for _ in range(3):
             state, figures = method.step(state, batch)
@@ -72,7 +79,7 @@ def test_without_loops_and_branches_it_is_the_same(name, changes, task):
 
 def test_adam_is_optaxs_with_the_papers_numbers(task):
     values = configured("adam", "uci-energy", {})
-    method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True, False))
+    method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True))
     batch = task.parts["train"]
     params, model_state = task.init(jax.random.key(1))
     state = method.init(params, model_state, 0, batch)
@@ -119,13 +126,16 @@ def test_the_papers_optimisers_have_its_hyperparameters():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learnin_rate": 1}, "adam has no hyperparameter 'learnin_rate': did you mean learning_rate"),
-        ({"learning_rate": "-1"}, "learning_rate must be a number ≥ 0, got '-1'"),
-        ({"learning_rate": "fast"}, "learning_rate must be a number ≥ 0, got 'fast'"),
-        ({"learning_rate": "nan"}, "learning_rate must be a number ≥ 0, got 'nan'"),
-        ({"one_minus_beta1": "2"}, "one_minus_beta1 must be a number ≥ 0 and ≤ 1, got '2'"),
+        ({"learnin_rate": 1}, "'learnin_rate' is not a hyperparameter of adam: did you mean learning_rate"),
+        ({"learning_rate": "-1"}, "learning_rate must be a finite number ≥ 0, got '-1'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a finite number ≥ 0, got 'fast'"),
+        ({"learning_rate": "nan"}, "learning_rate must be a finite number ≥ 0, got 'nan'"),
+        ({"learning_rate": "inf"}, "learning_rate must be a finite number ≥ 0, got 'inf'"),
+        ({"learning_rate": "1e999"}, "learning_rate must be a finite number ≥ 0, got '1e999'"),
+        ({"one_minus_beta1": "2"}, "one_minus_beta1 must be a number from 0 to 1, got '2'"),
         ({"decay": "exponential"}, "decay must be one of none, linear, cosine, got 'exponential'"),
-        ({"batch_size": "2.5"}, "batch_size must be a whole number ≥ 1, got '2.5'"),
+        ({"batch_size": "2.5"}, "batch_size must be a whole number from 1 to 1000000000, got '2.5'"),
+        ({"batch_size": "9" * 99}, "batch_size must be a whole number from 1 to 1000000000, got '99"),
     ],
 )
 def test_bad_hyperparameters(changes, message):
@@ -133,10 +143,35 @@ def test_bad_hyperparameters(changes, message):
         configured("adam", "digits", changes)
 
 
+@pytest.mark.parametrize("name", list(OPTIMISERS))
+def test_whole_numbers_have_an_upper_bound(name):
+    for key, setting in OPTIMISERS[name].settings.items():
+        if setting.whole:
+            with pytest.raises(UserError, match=f"{key} must be a whole number from . to .*, got '1000001'"):
+                configured(name, "digits", {key: "1000001"})
+
+
+def test_a_peer_that_is_missing_says_what_to_install(task, monkeypatch):
+    monkeypatch.setitem(OPTIMISERS, "absent", dataclasses.replace(OPTIMISERS["optimistix-lm"], package="no-such-thing"))
+    with pytest.raises(UserError, match=r"no-such-thing is missing: pip install 'saddlefree\[peers\]'"):
+        OPTIMISERS["absent"].build({}, Circumstances(task, 1, True))
+
+
+def test_records_name_version_and_licence_of_peers(monkeypatch):
+    assert packages(["adam", "sgd"]) == {}
+    monkeypatch.setitem(OPTIMISERS, "here", dataclasses.replace(OPTIMISERS["optimistix-lm"], package="optax"))
+    assert packages(["here", "adam"]) == {"optax": {"version": optax.__version__, "licence": "Apache Software License"}}
+
+
+def test_the_registries_load_without_jax():
+    script = "import sys, saddlefree.lab.plugins; print([m for m in ('jax', 'numpy', 'optax') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_order_must_fit_the_terms(task):
     values = configured("series", "digits", {"terms": 4, "order": 2})
     with pytest.raises(UserError, match=r"order must be at most \(terms − 1\)/2 = 1 for terms=4, got 2"):
-        OPTIMISERS["series"].build(values, Circumstances(task, 1, True, False))
+        OPTIMISERS["series"].build(values, Circumstances(task, 1, True))
 
 
 def test_an_unknown_optimiser_has_a_suggestion():

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from saddlefree.lab import physics, problems
+from saddlefree.lab import optimiser, physics, problems
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.problems import PROBLEMS
 from saddlefree.lab.program import precision
 from saddlefree.lab.task import Term
 
-EMBEDDED = [name for name, entry in problems.PROBLEMS.items() if entry.data in (None, "digits", "diabetes")]
+EMBEDDED = [name for name, entry in PROBLEMS.items() if entry.data in (None, "digits", "diabetes")]
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,84 @@ def load(name):
     entry = problems.find(name)
     with precision(entry):
         return entry, entry.load(None)
+
+
+@pytest.mark.parametrize("name", [name for name in EMBEDDED if PROBLEMS[name].sizes])
+def test_the_description_counts_the_parameters(name):
+    entry, _ = load(name)
+    for variant in ({}, {"width": "3"}):
+        with precision(entry):
+            params = jax.eval_shape(entry.load(None, variant).init, jax.random.key(0))[0]
+        assert entry.parameters(variant) == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_half_the_squared_residuals_are_the_loss(name):
+    entry, task = load(name)
+    with precision(entry):
+        params, state = task.init(jax.random.key(0))
+        batch = task.parts["train"]
+        if name in ("saddle", "digits"):
+            with pytest.raises(UserError, match="residuals need a loss that is a sum of squares"):
+                task.residuals(params, state, batch)
+            return
+        r = task.residuals(params, state, batch)
+        loss = task.loss(params, state, batch, jax.random.key(1))[0]
+        assert r.ndim == 1
+        assert r.dtype == loss.dtype
+        np.testing.assert_allclose(0.5 * jnp.sum(r**2), loss, rtol=1e-12 if entry.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name.startswith("pinn")])
+def test_an_equation_has_a_picture(name):
+    entry, task = load(name)
+    with precision(entry):
+        params, _ = task.init(jax.random.key(0))
+        found = jax.jit(lambda params: task.solution(params)[1:])(params)
+        axes, prediction, truth = task.solution(params)
+        (first, x), (second, y) = axes.items()
+        assert (first, second) in (("x", "y"), ("x", "t"))
+        assert prediction.shape == truth.shape == (len(y), len(x)) == found[0].shape
+        # The picture and the test figure are of the same grid.
+        error = jnp.linalg.norm(prediction - truth) / jnp.linalg.norm(truth)
+        np.testing.assert_allclose(error, task.error(params, task.parts["test"]), rtol=1e-9)
+        corner = task.parts["test"][0].reshape(*truth.shape, 2)[-1, 0]
+        np.testing.assert_allclose(corner, [x[0], y[-1]])
+
+
+def test_variants_are_checked_and_change_the_problem():
+    entry = problems.find("pinn-convection")
+    assert entry.variant() == {name: setting.default for name, setting in entry.variants.items()}
+    assert entry.variant({"beta": "40"})["beta"] == 40.0
+    with pytest.raises(UserError, match="'bta' is not a setting of Convection: did you mean beta"):
+        entry.variant({"bta": "40"})
+    with pytest.raises(UserError, match="points must be a whole number from 1 to 1000000, got '1e9'"):
+        entry.variant({"points": "1e9"})
+    with pytest.raises(UserError, match="'beta' is not a setting of A saddle in the plane: there are none"):
+        problems.find("saddle").variant({"beta": "40"})
+    with precision(entry):
+        small = entry.load(None, {"points": 30, "start_points": 5, "side_points": 7})
+    assert [len(part) for part in small.parts["train"]] == [30, 5, 7, 7]
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_an_entry_describes_itself(name):
+    entry = PROBLEMS[name]
+    assert entry.about
+    assert entry.source
+    assert entry.licence
+    assert entry.network or entry.sizes
+    for variant in entry.published.values():
+        assert entry.variant(variant).items() >= variant.items()
+    for key, setting in entry.variants.items():
+        assert setting.parse(key, setting.default) == setting.default
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(UserError, match="problem 'saddle' is there already"):
+        problems.problem("saddle", "Mine", epochs=1)(lambda data_dir: None)
+    with pytest.raises(UserError, match="optimiser 'adam' is there already"):
+        optimiser("adam", "mine", {})(lambda v, around: None)
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -74,7 +153,7 @@ def test_the_saddle_has_its_minima_where_it_says():
     np.testing.assert_array_equal(jax.grad(lambda x: task.value(x))(jnp.zeros(2)), 0)
 
 
-@pytest.mark.parametrize("name", [name for name in problems.PROBLEMS if name.startswith("pinn")])
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name.startswith("pinn")])
 def test_the_true_solution_has_no_residual(name, monkeypatch):
     """The network is replaced by the true solution: the loss vanishes, as does the error."""
     truths = {

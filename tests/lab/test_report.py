@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saddlefree.lab import figures, report, statistics, tables
+from saddlefree.lab import display, figures, profiles, report, sections, statistics, tables
+from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.metrics import read_lines
 
 EVIL = "<script>document.title = 'run'</script> & my_adam | $x^2"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -50,7 +52,8 @@ def seed_lines(level, seed=0, until=40, **figures):
     lines = []
     for step in (1, 2, 5, 10, 20, 40):
         loss = level * (1 + 1 / step + 0.1 * seed) if step <= until else None
-        lines.append({"step": step, "seconds": 0.01 * step * (1 + seed), "train": loss, "seed": seed, **figures})
+        more = {name: value * (1 + step) for name, value in figures.items()}
+        lines.append({"step": step, "seconds": 0.01 * step * (1 + seed), "train": loss, "seed": seed, **more})
         if loss is None:
             break
         lines[-1] |= {"val": 3 * loss, "test": 2 * loss, "accuracy": 0.9}
@@ -58,7 +61,7 @@ def seed_lines(level, seed=0, until=40, **figures):
 
 
 def compare_runs():
-    adaptive = {"damping": 0.1, "momentum": 0.5, "reduction_ratio": 40.0}
+    adaptive = {"damping": 0.1, "momentum": 0.5, "reduction_ratio": 40.0, "smallest_ritz": -0.1, "largest_ritz": 9.0}
     return {
         "adam": [[{"optimiser": "adam", **line} for line in seed_lines(0.011, seed)] for seed in range(3)],
         EVIL: [[{"optimiser": EVIL, **line} for line in seed_lines(0.1, seed, 5 + 20 * seed)] for seed in range(3)],
@@ -100,19 +103,20 @@ class Page(HTMLParser):
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     write_folder(folder, compare_runs(), data={"source": "from a file", "partial": "460 of 692 training examples"})
-    assert report.write(folder) == folder / "report.html"
+    assert report.write(folder).path == folder / "report.html"
     return folder
 
 
 def check_comparison(page):
-    head, adam, evil, exact = page.rows
+    head, adam, evil, exact = page.rows[:4]
     assert head[:4] == ["Optimiser", "Training loss", "Validation loss", "Test loss"]
     assert adam[0] == "adampaper: Adam"
     assert re.fullmatch(r"0\.0124 ± 0\.00\d+paper: 6\.57e-4 ± 4\.0e-5", adam[1])  # 0.011·(1 + 1/40 + 0.1)
     assert evil[:2] == [EVIL, "∞"]
     assert evil[-3] == "2 of 3"
     assert exact[4] == "90.0"
-    assert page.tags.count("svg") == page.tags.count("figure") == 9
+    assert page.tags.count("svg") == page.tags.count("figure") == 12
+    assert page.tags.count("table") == 13
     assert "diverged with seeds 0, 1." in page.text
     assert "Partial data: 460 of 692 training examples." in page.text
     assert "3 optimisers on uci-energy, 3 seeds, 6,000 epochs: lowest median test loss 1.35e-3" in page.text
@@ -149,7 +153,9 @@ def test_figures_stand_beside_the_page(compared):
     losses = {"train": "Training loss", "test": "Test loss"}
     shown = {f"{loss}-{x}": losses[loss] for loss in losses for x in ("seconds", "step")}
     shown |= {f"ranking-{loss}": losses[loss] for loss in losses}
-    shown |= {name: report.QUANTITIES[name] for name in ("damping", "momentum", "reduction_ratio")}
+    shown |= {"target-train": "Time to a training loss", "target-test": "Time to a test loss"}
+    shown |= {name: sections.QUANTITIES[name] for name in ("damping", "momentum", "reduction_ratio")}
+    shown |= {"spectrum": "Extreme Ritz values"}
     assert {path.stem for path in (compared / "figures").glob("*.png")} == set(shown)
     page = (compared / "report.html").read_text()
     for name, title in shown.items():
@@ -157,7 +163,7 @@ def test_figures_stand_beside_the_page(compared):
         root = xml.etree.ElementTree.fromstring(svg)
         texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
         assert {title, "exact-adaptive"} <= texts
-        assert ("<script>document.title" in texts) == (name not in report.QUANTITIES)
+        assert ("<script>document.title" in texts) == (name not in [*sections.QUANTITIES, "spectrum"])
         assert "currentColor" in svg
         assert figures.INK not in svg
         assert svg[svg.index("<svg") :] in page
@@ -181,19 +187,112 @@ def test_training_run_of_one_seed(tmp_path):
     (tmp_path / "summary.json").unlink()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "tr')
-    first = report.write(tmp_path).read_text()
+    first = report.write(tmp_path).path.read_text()
     page = Page(first)
     assert page.rows[1] == ["mine", "0.205", "0.615", "0.410", "90.0", "0.615", "0 of 1", "10.0", "0.400"]
     assert "mine on uci-energy, 1 seed, 30 seconds: test relative error 0.410." in page.text
     assert page.tags.count("svg") == 4
     assert page.text.count("Test relative error") == 3  # the table's and two figures'
     assert not {"Ranking", "Adaptive quantities"} & set(re.findall("<h2>(.*)</h2>", first))
-    assert report.write(tmp_path).read_text() == first
+    assert report.write(tmp_path).path.read_text() == first
+
+
+def write_solution(folder, prediction):
+    folder.mkdir(parents=True, exist_ok=True)
+    truth = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    axes = {"x": [0.0, 0.5, 1.0], "time": [0.0, 1.0]}
+    (folder / "solution.json").write_text(json.dumps({"axes": axes, "prediction": prediction, "truth": truth}))
+
+
+def test_a_solved_equation_has_a_picture(tmp_path):
+    names = ["adam", "exact-adaptive"]
+    write_folder(tmp_path, {name: compare_runs()[name] for name in names})
+    write_solution(tmp_path / "runs" / "adam", [[0.0, 1.0, 2.0], [3.0, 4.0, 5.5]])
+    write_solution(tmp_path / "runs" / "exact-adaptive" / "seed-0", [[0.0, None, 2.0], [3.0, 4.0, 5.0]])  # diverged
+    page = Page(report.write(tmp_path).path.read_text())
+    place = page.rows.index(["Relative L2 error", "Largest error", "Largest true value"])
+    assert page.rows[place + 1] == ["0.0674", "0.500", "5.00"]  # 0.5/√55
+    assert page.text.count("Relative L2 error") == 1
+    svg = (tmp_path / "figures" / "solution-adam.svg").read_text()
+    texts = [element.text for element in xml.etree.ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"adam", "Prediction", "Truth", "Error", "time"} <= set(texts)
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
+
+
+def test_a_run_leaves_what_the_picture_shows(tmp_path):
+    """Of the first of the seeds that ran together: its test figure is that of the picture."""
+    compare("pinn-poisson", ["adam"], tmp_path, seeds=2, epochs=2, variant={"width": 4, "depth": 1})
+    record = json.loads((tmp_path / "runs" / "adam" / "solution.json").read_text())
+    prediction, truth = np.array(record["prediction"]), np.array(record["truth"])
+    first = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["seed"] == 0]
+    error = np.linalg.norm(prediction - truth) / np.linalg.norm(truth)
+    assert error == pytest.approx(first[-1]["test"], rel=1e-4)
+    across, up = (np.array(values) for values in record["axes"].values())
+    assert truth == pytest.approx(np.sin(np.pi * across) * np.sin(2 * np.pi * up[:, None]), abs=1e-5)
+    assert "Relative L2 error" in report.write(tmp_path).path.read_text()
+
+
+@pytest.mark.parametrize("prediction", [[[0.0, 1.0], [2.0, 3.0]], [[0.0], [1.0, 2.0]], ["text"]])
+def test_a_damaged_solution_is_one_line(tmp_path, prediction):
+    lines = [{k: v for k, v in line.items() if k != "seed"} for line in seed_lines(0.2)]
+    write_folder(tmp_path, {"mine": [lines]}, command="train", seeds=[7])
+    write_solution(tmp_path, prediction)
+    with pytest.raises(UserError, match=r"solution.json is damaged: delete it, or run again"):
+        report.write(tmp_path)
+
+
+def test_several_comparisons_are_one_page(tmp_path):
+    """The profile is of the optimisers that all problems have."""
+    runs = compare_runs()
+    write_folder(tmp_path / "one", runs)
+    write_folder(tmp_path / "two", {name: runs[name] for name in ("adam", "exact-adaptive")}, title="Another")
+    page = Page(report.write(tmp_path).path.read_text())
+    assert "2 comparisons" in page.text
+    assert "Another. Final values" in page.text
+    profile = page.rows[-2:]
+    # In both problems exact-adaptive has the lowest loss, and both have the same times.
+    assert profile == [["adam", "0", "0", "0", "0"], ["exact-adaptive", "100", "100", "100", "100"]]
+    assert page.tags.count("svg") == 1
+    write_folder(tmp_path / "two", {"sgd": [seed_lines(1.0)]}, command="train")
+    page = Page(report.write(tmp_path).path.read_text())  # a run is no comparison
+    assert "1 comparison" in page.text
+    assert "svg" not in page.tags
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(UserError, match=r"config.json is missing"):
+        report.write(tmp_path)
+
+
+def test_time_to_target():
+    x, losses = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 0.1, 0.5, 0.01])
+    times = profiles.first_below(x, losses, np.array([2.0, 1.0, 0.5, 0.1, 0.05, 0.001]))
+    assert times.tolist() == [1, 1, 2, 2, 8, math.inf]
+    seeds = [
+        [{"step": i, "seconds": f * t, "train": y} for i, (t, y) in enumerate(zip(x, losses, strict=True))]
+        for f in (1, 2, 3)
+    ]
+    stuck = [[{"step": 1, "seconds": 1.0, "train": 1.0}], [{"step": 1, "seconds": 1.0, "train": None}]]
+    curves = profiles.time_to_target({"a": seeds, "stuck": stuck}, "train", points=5)
+    assert curves["a"].x.tolist() == pytest.approx(np.geomspace(1, 0.01, 5).tolist())
+    assert curves["a"].median.tolist() == [2, 4, 4, 16, 16]
+    assert "stuck" not in curves  # half of its seeds never reach the first target
+    assert profiles.time_to_target({"a": [[{"step": 1, "seconds": 1.0, "train": -1.0}]]}, "train") == {}
+
+
+@given(st.lists(st.lists(st.floats(1e-3, 1e3) | st.just(math.inf), min_size=4, max_size=4), min_size=2, max_size=5))
+def test_performance_profile(times):
+    """Somebody is the fastest to each target that is reached, and nobody is faster than the fastest."""
+    times = {str(i): np.array([1.0, *row]) for i, row in enumerate(times)}
+    times["reaches all"] = np.full(5, 1e3)
+    found = profiles.performance(times)
+    assert all(np.all(ratios >= 1) and np.all(np.diff(ratios[np.isfinite(ratios)]) >= 0) for ratios in found.values())
+    assert sum(np.mean(ratios == 1) for ratios in found.values()) >= 1
+    for name, taken in times.items():
+        assert np.isfinite(found[name]).sum() == np.isfinite(taken).sum()
 
 
 def test_every_seed_diverges_at_once(tmp_path):
     runs = {name: [[{"optimiser": name, **seed_lines(1.0, until=0)[0]}]] for name in ("adam", "sgd")}
-    page = Page(report.write(write_folder(tmp_path, runs, seeds=[0])).read_text())
+    page = Page(report.write(write_folder(tmp_path, runs, seeds=[0])).path.read_text())
     assert page.rows[1][1].startswith("∞")
     assert "most seeds diverged" in page.text
     assert page.text.count("diverged with seed 0") == 2
@@ -206,7 +305,7 @@ def test_study(tmp_path):
     config = {"command": "study", "study": "saddle", "title": "Saddle", "tables": tables}
     config["figures"] = [{"file": "saddle.svg", "caption": '"Paths" & more'}]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    page = Page(report.write(tmp_path).read_text())
+    page = Page(report.write(tmp_path).path.read_text())
     assert page.rows == [["K", "error"], ["3", "0.123"], ["10", "–"]]
     assert [address[:26] for address in page.addresses] == ["data:image/svg+xml;base64,"]
     assert not {"script", "svg"} & set(page.tags)
@@ -257,7 +356,7 @@ def write_tuning(folder, trials=TRIALS, best=2, commands=(f"saddlefree train dig
 
 
 def test_tuning(tmp_path):
-    first = report.write(write_tuning(tmp_path / "run")).read_text()
+    first = report.write(write_tuning(tmp_path / "run")).path.read_text()
     page = Page(first)
     assert page.rows == [
         ["Trial", "learning_rate", PLACE, "Validation loss", "Epochs", "Status"],
@@ -283,12 +382,12 @@ def test_tuning(tmp_path):
     names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {f"val-{name}.{kind}" for name in ("learning_rate", "----b-a--b-") for kind in ("png", "svg")}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert report.write(tmp_path / "run").read_text() == first
+    assert report.write(tmp_path / "run").path.read_text() == first
 
 
 def test_tuning_that_found_nothing(tmp_path):
     trials = [trial | {"val": None} for trial in TRIALS[3:6]]
-    page = Page(report.write(write_tuning(tmp_path, trials, best=None, commands=[])).read_text())
+    page = Page(report.write(write_tuning(tmp_path, trials, best=None, commands=[])).path.read_text())
     assert [row[0] for row in page.rows[1:]] == ["5", "3", "4"]
     assert "3 configurations: 1 unfinished, 1 diverged, 1 failed. None has a finite validation loss." in page.text
     assert "pre" not in page.tags
@@ -301,6 +400,16 @@ def test_only_the_best_trials_are_in_the_table():
     assert table.caption.startswith("20 of 30 trials")
     assert [row[0].text for row in table.rows] == [str(i) for i in np.argsort(losses)[:20]]
     assert [row[0].best for row in table.rows] == [True] + 19 * [False]
+
+
+def test_the_terminal_has_the_same_table():
+    shown = display.ranked(TRIALS, ["learning_rate"], width=200)
+    found = tables.tuning(TRIALS, ["learning_rate"], shown=12)
+    assert [list(column.cells) for column in shown.columns] == [
+        [row[i].text for row in found.rows] for i in range(len(found.columns))
+    ]
+    assert shown.title == found.caption
+    assert len(display.ranked(TRIALS, ["learning_rate"], width=50).columns) < len(found.columns)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0, "log"), (-1, "linear")])
@@ -351,7 +460,13 @@ DAMAGED = [
     ("config.json", '{"command": ', r"config.json is damaged"),
     ("config.json", "[]", r"config.json has no object"),
     ("config.json", '{"command": "train", "title": ""}', r"config.json has no problem, optimisers, seeds, epochs"),
+    ("config.json", '{"command": 5, "title": ""}', r"config.json: command must be a text, got '5'"),
     ("summary.json", '{"rows": [{"train": 1.0}]}', r"summary.json has no val, test, "),
+    ("summary.json", '{"rows": 5}', r"summary.json: rows must be a list, got '5'"),
+    ("summary.json", '{"rows": [5]}', r"summary.json has no object"),
+    ("summary.json", json.dumps({"rows": [dict.fromkeys(report.ROW, "x")]}), "summary.json: train must be a number"),
+    ("summary.json", "\x00\ufffd", r"summary.json is damaged"),
+    ("metrics.jsonl", '{"step": 1, "seconds": "a", "train": 1.0}\n', "metrics.jsonl, line 1 is damaged"),
     ("metrics.jsonl", '{"step": 1, "seconds": 1.0, "train": 1.0}\n{"st\n{}\n', "metrics.jsonl, line 2 is damaged"),
     ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl, line 1 is damaged"),
     ("metrics.jsonl", "12\n", "metrics.jsonl, line 1 is damaged"),
@@ -374,6 +489,13 @@ DAMAGED_TUNING = [
 def test_damaged_file(tmp_path, write, name, text, message):
     (write(tmp_path) / name).write_text(text)
     with pytest.raises(UserError, match=message):
+        report.write(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
+def test_a_binary_file_is_one_line(tmp_path, name):
+    (write_compared(tmp_path) / name).write_bytes(bytes(range(128, 256)))
+    with pytest.raises(UserError, match=rf"{name} is damaged"):
         report.write(tmp_path)
 
 

@@ -1,15 +1,15 @@
-"""Results that are kept, the page made of them, and the list of what is to be done."""
+"""Records of results, the pages that quote them, and the list of what is to be done."""
 
-import json
 import pathlib
+import re
 import shutil
 
 import pytest
 
-from saddlefree.lab import optimisers, paper, problems, reproduce, results, studies
+from saddlefree.lab import optimisers, paper, problems, records, reproduce, results, studies
 from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
-from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.metrics import read_json
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLAN = {"seeds": 2, "epochs": 20, "budget": None, "configs": 0, "changes": {}}
@@ -27,80 +27,128 @@ def compared(tmp_path_factory):
 @pytest.fixture
 def kept(compared, tmp_path):
     for name in ("adam", "sgd"):
-        results.add(tmp_path / "results", "saddle", name, compared / name, PLAN, None)
-    results.write_page(tmp_path / "results", tmp_path / "docs", ["uci-energy: sgd"])
+        results.add(tmp_path / "results", f"saddle/{name}", compared / name, PLAN)
+    results.draw(tmp_path / "results", tmp_path / "docs", "saddle")
     return tmp_path
 
 
-def test_the_committed_page_is_what_the_committed_results_say():
-    assert (ROOT / "docs" / "results.md").read_text() == results.page(ROOT / "results")
+def test_pages_are_what_the_records_say(tmp_path):
+    """All of them: a number that is not its record's, or a block that is not rendered anew, changes the page."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    assert reproduce.refresh(ROOT / "results", tmp_path / "docs") == []
 
 
-def test_what_is_left_out_is_what_has_no_results():
-    assert read_json(ROOT / "results" / "left-out.json") == reproduce.left_out(ROOT / "results")
+def test_figures_of_all_records_are_there():
+    shown = {path.name for path in (ROOT / "docs" / results.FIGURES).iterdir()}
+    for page in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(rf"\({results.FIGURES}/(.*?)\)", page.read_text()):
+            assert name in shown
+    for problem in problems.PROBLEMS:
+        for record in results.rows(ROOT / "results", problem):
+            assert {f"{problem}-{key}.png" for key in record["curves"]} <= shown
 
 
-def test_a_row_holds_what_was_compared(kept, compared):
-    record = json.loads((kept / "results" / "saddle.json").read_text())
-    assert [row["name"] for row in record["rows"]] == ["sgd", "adam"]
-    for row in record["rows"]:
-        (summary,) = read_json(compared / row["name"] / "summary.json")["rows"]
-        assert {name: row[name] for name in summary} == summary
-        assert row["steps"] == 20
-        assert row["values"] == optimisers.configured(row["name"], "saddle", {})
-        text = (kept / "docs" / "results.md").read_text()
-        assert results.tables.with_error(row, "train") in text
-    assert "- uci-energy: sgd" in text
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_measured_numbers_have_keys(page):
+    text = (ROOT / page).read_text()
+    assert not re.search(r"<!-- \S+/\S+ .*-->", records.KEYED.sub("", text)), "a key without a number before it"
+    found = [one for one in unkeyed(text) if not any(known in one for known in NOT_MEASURED)]
+    assert not found, (
+        "quote a record (saddlefree/lab/records.py says how), or add what is no measurement to NOT_MEASURED"
+    )
 
 
-def test_a_row_is_replaced_and_the_others_stay(kept, compared):
+NOT_MEASURED = (
+    "Python 3.11",
+    "JAX 0.10",
+    "Orbax every 30 s",  # a default
+    "it is the paper's: 5 minutes",
+    "since 2.59",  # of Ray
+    "all from 2.61",
+    "digits of 8 × 8",
+    "between 1e-8 and 1e3",  # bounds
+    "entries of 1e-30 and 1e30",
+    "by more than 3 %",  # a test's bound
+    "2 × 2",
+    "1.54·10⁻⁴",  # the published code's
+)
+
+
+def unkeyed(text):
+    """What looks like a measured number and has no key, with a few words around it.
+
+    That is a number with a unit of time, percent or "times" behind it, one with an exponent, and one with three digits
+    or more of which some are behind the point. Code, links and blocks that are rendered from records do not count.
+    """
+    text = records.BLOCK.sub("", records.KEYED.sub("", text))
+    text = re.sub(r"^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    unit = r"\s?(?:s|ms|%|times|×|seconds|minutes|MB|GB)(?!\w)"
+    kinds = rf"\d[\d,]*(?:\.\d+)?{unit}|\.\d+{unit}|\d(?:\.\d+)?e-?\d+|(?:[1-9]\d*\.|0?\.0*[1-9])\d\d+|[1-9]\d+\.\d+"
+    for found in re.finditer(rf"(?<![\w.])(?:{kinds})(?![\w.]*\d)", text):
+        yield " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["after 40 s", "3.3 times as", "a loss of 3.62e-4,", "is .330 and", "about 4 % off", "it has 0.345.", "12.5 ms"],
+)
+def test_a_measured_number_without_a_key_is_found(text):
+    assert len(list(unkeyed(f"It is {text} here"))) == 1
+    keyed = re.sub(r"([\d.e-]*\d)", r"\1<!-- uci-energy/adam train -->", text)
+    assert not list(unkeyed(f"It is {keyed} here"))
+    assert not list(unkeyed(f"`{text}`\n\n    {text}\n\n```\n{text}\n```\n<!-- begin x -->\n{text}\n<!-- end -->"))
+
+
+def test_a_record_holds_what_was_compared(kept, compared):
+    assert records.names(kept / "results", "saddle") == ["saddle/adam", "saddle/sgd"]
+    for record in results.rows(kept / "results", "saddle"):
+        (summary,) = read_json(compared / record["name"] / "summary.json")["rows"]
+        assert summary.pop("optimiser") == record["optimiser"] == record["name"]
+        assert record["summary"] == summary | {"steps": 20}
+        assert record["plan"] == PLAN
+        assert record["run"] == read_json(compared / record["name"] / "config.json")["plan"][record["name"]]
+        assert record["values"] == optimisers.configured(record["name"], "saddle", {})
+        assert {"python", "saddlefree", "jax"} <= record["versions"].keys()
+        assert set(record["curves"]) == {"train-seconds", "test-seconds", "train-step", "test-step"}
+        assert [path.name for path in (kept / "docs" / results.FIGURES).glob("*train-step.png")] == [
+            "saddle-train-step.png"
+        ]
+
+
+def test_a_record_is_replaced_and_the_others_stay(kept, compared):
     folder = kept / "results"
-    before = read_json(folder / "saddle.json")["rows"]
-    results.add(folder, "saddle", "adam", compared / "sgd", {**PLAN, "configs": 3}, None)
-    after = read_json(folder / "saddle.json")["rows"]
-    assert [row["name"] for row in after] == ["adam", "sgd"]
-    assert after[1] == before[0]
-    assert after[0]["method"] == "sgd"
-    assert results.holds(folder, "saddle", "adam", {**PLAN, "configs": 3})
-    assert not results.holds(folder, "saddle", "adam", PLAN)
-    names = [line["name"] for line in read_lines(folder / "saddle.jsonl")]
-    assert sorted(set(names)) == ["adam", "sgd"]
-    assert names.count("adam") == names.count("sgd")
+    before = (folder / "saddle" / "sgd.json").read_bytes()
+    results.add(folder, "saddle/adam", compared / "sgd", {**PLAN, "configs": 3})
+    assert (folder / "saddle" / "sgd.json").read_bytes() == before
+    assert records.read(folder, "saddle/adam")["optimiser"] == "sgd"
+    assert results.holds(folder, "saddle/adam", {**PLAN, "configs": 3})
+    assert not results.holds(folder, "saddle/adam", PLAN)
+    assert not results.holds(folder, "saddle/newton", PLAN)
 
 
-def test_time_to_a_loss_is_where_the_curve_first_falls_below(kept):
+def test_a_record_of_an_earlier_algorithm_is_named_and_measured_anew(kept):
     folder = kept / "results"
-    (line,) = [
-        line
-        for line in read_lines(folder / "saddle.jsonl")
-        if (line["name"], line["along"], line["loss"]) == ("sgd", "seconds", "train")
-    ]
-    curve = results._curves(folder, "saddle")["seconds", "train"]["sgd"]
-    assert results._reach(curve, line["median"][3]) == line["x"][3]
-    assert results._reach(curve, min(line["median"]) - 1) is None
+    records.write(folder, "saddle/adam", {**records.read(folder, "saddle/adam"), "version": "0.1.0"})
+    assert not results.holds(folder, "saddle/adam", PLAN)
+    assert results.blocks(folder)["results"]().count("adam (version 0.1.0)") == 2
+    rows = results.rows(ROOT / "results", "uci-energy")
+    assert [row["name"] for row in rows if row.get("version")] == ["low-rank"]
 
 
 def test_a_study_brings_its_tables_and_figures(tmp_path):
     made, out, docs = tmp_path / "made", tmp_path / "results", tmp_path / "docs"
     studies.study("saddle", made, steps=2)
     results.add_study(out, docs, "saddle", made, {"options": []})
-    results.write_page(out, docs, [])
-    assert results.holds(out, "studies", "saddle", {"options": []})
-    (row,) = read_json(out / "studies.json")["rows"]
+    reproduce.refresh(out, docs)
+    assert results.holds(out, "studies/saddle", {"options": []})
+    record = records.read(out, "studies/saddle")
     text = (docs / "results.md").read_text()
-    assert row["title"] in text
-    for figure in row["figures"]:
+    assert record["title"] in text
+    assert record["summary"]["tables"] == read_json(made / "config.json")["tables"]
+    for figure in record["figures"]:
         assert f"({results.FIGURES}/{figure['file']})" in text
         assert (docs / results.FIGURES / figure["file"]).read_bytes()[:4] == b"\x89PNG"
-
-
-def test_what_is_said_may_use_every_row(kept):
-    (kept / "results" / "reading.md").write_text('Adam: {{ number(row("saddle", "adam").train) }}.\n')
-    row = read_json(kept / "results" / "saddle.json")["rows"][1]
-    assert f"Adam: {results.tables.number(row['train'])}." in results.page(kept / "results")
-    (kept / "results" / "reading.md").write_text('{{ row("saddle", "newton").train }}')
-    with pytest.raises(UserError, match=r"reading.md speaks of newton on saddle, which has no results"):
-        results.page(kept / "results")
 
 
 def test_every_item_can_be_done():
@@ -138,7 +186,9 @@ def small(monkeypatch, compared):
     return calls
 
 
-def test_what_has_results_is_not_done_again(small, tmp_path):
+def test_what_has_results_is_neither_done_nor_drawn_again(small, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(results, "draw", lambda out, docs, problem: drawn.append(problem))
     folders = tmp_path / "work", tmp_path / "results", tmp_path / "docs"
     assert reproduce.reproduce(*folders, budget=100, only=["saddle:sgd"]) == ["saddle:adam"]
     assert len(small) == 1
@@ -146,7 +196,7 @@ def test_what_has_results_is_not_done_again(small, tmp_path):
     assert len(small) == 2
     shutil.rmtree(tmp_path / "work")
     assert reproduce.reproduce(*folders, budget=100) == []
-    assert len(small) == 2
+    assert len(small) == len(drawn) == 2
     assert "Nothing that was planned." in (tmp_path / "docs" / "results.md").read_text()
 
 
@@ -163,7 +213,7 @@ def test_what_fails_is_left_out_alone(small, tmp_path, monkeypatch, compared):
     folders = tmp_path / "work", tmp_path / "results", tmp_path / "docs"
     assert reproduce.reproduce(*folders, budget=100, say=said.append) == ["saddle:adam"]
     assert said == ["it ended with 2"]
-    assert [row["name"] for row in read_json(tmp_path / "results" / "saddle.json")["rows"]] == ["sgd"]
+    assert records.names(tmp_path / "results", "saddle") == ["saddle/sgd"]
 
 
 def test_an_unknown_part_is_named(tmp_path):

@@ -11,7 +11,8 @@ from problems import saddle_free_direction
 
 import saddlefree as sf
 from saddlefree.density import Density
-from saddlefree.lab import problems, report, run, studies
+from saddlefree.lab import events, problems, report, studies
+from saddlefree.lab import run as engine
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines
 from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
@@ -33,7 +34,7 @@ def check_files(folder, name):
         assert (folder / figure["file"]).with_suffix(".png").read_bytes().startswith(PNG)
     for table in config["tables"]:
         assert {len(row) for row in table["rows"]} == {len(table["columns"])}
-    page = report.write(folder).read_text()
+    page = report.write(folder).path.read_text()
     assert page.count("<img") == len(config["figures"]) > 0
     assert page.count("<table") == len(config["tables"]) > 0
     return config, list(read_lines(folder / "metrics.jsonl")), read_json(folder / "summary.json")
@@ -166,8 +167,8 @@ def test_windows_are_accelerated_as_the_sums_up_to_them(x64):
 
 def test_comparison_of_accelerators(small, tmp_path):
     seen = []
-    studies.study("accelerators", tmp_path, seeds=3, steps=40, display=lambda *progress: seen.append(progress[:2]))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    studies.study("accelerators", tmp_path, seeds=3, steps=40, listener=seen.append)
+    assert seen == [events.Started("accelerators", 0, 4), *(events.Progress(number, 4, {}) for number in (1, 2, 3, 4))]
     config, lines, summary = check_files(tmp_path, "accelerators")
     assert config["plan"] == {"study": "accelerators", "seeds": 3, "steps": 40}
     curves = {}
@@ -235,10 +236,11 @@ def check_truncation(folder, monkeypatch, lengths, **options):
     """Does the study twice: the second time its runs are read and not run again. Returns the rows of its summary."""
     monkeypatch.setattr(truncation, "TERMS", lengths)
     seen = []
-    studies.study("truncation", folder, seeds=2, display=lambda *progress: seen.append(progress[:2]), **options)
+    studies.study("truncation", folder, seeds=2, listener=seen.append, **options)
     _, lines, summary = check_files(folder, "truncation")
     steps = options["steps"]
-    assert seen[-1] == (len(lengths) * steps, len(lengths) * steps)
+    ends = [event.summary["steps"] for event in seen if isinstance(event, events.Finished)]
+    assert ends == [steps] * len(lengths)
     for terms, row in zip(lengths, summary["rows"], strict=True):
         plan = read_json(folder / "runs" / str(terms) / "config.json")["plan"]
         assert (plan["values"]["terms"], plan["values"]["order"], plan["seeds"]) == (terms, 1, [0, 1])
@@ -249,7 +251,7 @@ def check_truncation(folder, monkeypatch, lengths, **options):
             assert row[loss] == pytest.approx(np.median([line[loss] for line in last]))
     before = {path: path.read_bytes() for path in (folder / "config.json", folder / "summary.json")}
     (folder / "summary.json").unlink()
-    monkeypatch.setattr(run, "Program", None)
+    monkeypatch.setattr(engine, "Program", None)
     studies.study("truncation", folder, seeds=2, resume=True, **options)
     assert {path: path.read_bytes() for path in before} == before
     return summary["rows"]

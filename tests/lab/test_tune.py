@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,12 @@ import pytest
 
 pytest.importorskip("ray")
 
-from saddlefree.lab import cli, search, tune
+from saddlefree.lab import cli, events, search, tune
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
 from saddlefree.lab.optimisers import OPTIMISERS, configured
-from saddlefree.lab.run import Interrupted, Plan, cores
+from saddlefree.lab.plan import build, cores
+from saddlefree.lab.run import Interrupted, load
 
 SEARCHED = [name for name, entry in OPTIMISERS.items() if any(s.search for s in entry.settings.values())]
 
@@ -88,7 +90,8 @@ def test_a_fixed_order_or_number_of_terms_moves_the_other():
 
 
 @pytest.mark.parametrize(
-    ("examples", "sizes"), [(50_000, [50, 100, 200, 400, 800, 1600, 3200]), (1150, [50, 100, 200, 400, 800])]
+    ("examples", "sizes"),
+    [(50_000, [50, 100, 200, 400, 800, 1600, 3200]), (1150, [50, 100, 200, 400, 800]), (49, [49]), (1, [1])],
 )
 def test_batch_sizes(examples, sizes):
     drawn = draw("sgd", "digits", 300, examples=examples)
@@ -112,7 +115,7 @@ def test_the_best_is_the_lowest_of_those_that_went_to_the_end():
     assert search.best(trials)["trial"] == 2
     assert search.best([trial for trial in trials if trial["status"] != "finished"])["trial"] == 1
     assert search.best(trials[3:]) is None
-    assert tune._summary("saddle", "sgd", trials[3:], ["learning_rate"])["commands"] == []
+    assert tune._summary("saddle", "sgd", trials[3:], ["learning_rate"], "")["commands"] == []
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -121,7 +124,7 @@ def test_the_commands_stand_for_the_best_values(name, tmp_path):
     values = draw(name, "digits", **fixed)[1]
     write_json(tmp_path / "trials.json", [record(**values)])  # where a resumed search has them from
     names = [*search.space("digits", name, fixed, 1150), *fixed]
-    summary = tune._summary("digits", name, read_json(tmp_path / "trials.json"), names)
+    summary = tune._summary("digits", name, read_json(tmp_path / "trials.json"), names, "")
     train, compare = (shlex.split(command) for command in summary["commands"])
     assert train[:4] == ["saddlefree", "train", "digits", name]
     assert compare[:5] == ["saddlefree", "compare", "digits", "--optimisers", name]
@@ -139,7 +142,7 @@ def told(number, error=None, **last_result):
 
 def test_each_trial_ends_in_one_way(tmp_path):
     shown = []
-    trials = tune._Trials(tmp_path, draw(count=5), lambda records: shown.append([r["status"] for r in records]))
+    trials = tune._Trials(tmp_path, draw(count=5), lambda event: shown.append([r["status"] for r in event.trials]))
     checkpoints = [tmp_path / "trials" / f"{number:03}" / "checkpoints" for number in range(5)]
     for folder in checkpoints:
         folder.mkdir(parents=True)
@@ -170,7 +173,7 @@ def test_each_trial_ends_in_one_way(tmp_path):
 def test_a_trial_that_is_done_stays_as_it_is(tmp_path):
     ended = record(0, "stopped", 0.5, learning_rate=0.1)
     write_json(tmp_path / "trials.json", [ended, record(1, "unfinished", None)])
-    trials = tune._Trials(tmp_path, [], lambda records: None)
+    trials = tune._Trials(tmp_path, [], events.ignore)
     trials.on_trial_result(0, [], told(0), {"val": 0.1, "epoch": 50.0})
     trials.on_trial_complete(0, [], told(0, status="finished"))
     trials.on_trial_error(0, [], told(0, "lost"))
@@ -178,10 +181,52 @@ def test_a_trial_that_is_done_stays_as_it_is(tmp_path):
     assert read_json(tmp_path / "trials.json")[0] == ended
 
 
+def test_a_trial_that_reports_again_replaces_nothing_newer(tmp_path):
+    write_json(tmp_path / "trials.json", [record(0, "unfinished", 0.5)])  # after 10 epochs
+    trials = tune._Trials(tmp_path, [], events.ignore)
+    for epoch, val, known in ((3.0, 2.0, (10.0, 0.5)), (10.0, 0.5, (10.0, 0.5)), (11.0, 0.7, (11.0, 0.7))):
+        trials.on_trial_result(0, [], told(0), {"val": val, "epoch": epoch})
+        assert (trials.records[0]["epoch"], trials.records[0]["val"]) == known
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nobody_listens_is_one_line_at_once(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune.ray, "init", None)  # which would try for a minute
+    with pytest.raises(UserError, match=rf"Ray cannot be reached at {address} \(Connection refused\): is it running"):
+        tune.tune("saddle", "sgd", tmp_path, address=address)
+
+
+def test_what_listens_at_an_address_may_not_be_ray(tmp_path, monkeypatch, capfd):
+    def init(**options):
+        assert options["address"] == address
+        assert os.environ[patience] == "3"  # seconds, in place of 20
+        os.write(2, b"a warning\n")
+        raise ConnectionError("Failed to connect\nfor many reasons")
+
+    monkeypatch.setattr(tune.ray, "init", init)
+    patience = "RAY_gcs_server_port_wait_time_s"
+    monkeypatch.setenv(patience, "")  # so that it is removed again
+    monkeypatch.delenv(patience)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            UserError, match=rf"Ray cannot be reached at {address} \(Failed to connect\): is it running"
+        ):
+            tune.tune("saddle", "sgd", tmp_path, address=address)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("address", ["6379", "localhost", "localhost:ray", "localhost:70000", ":6379"])
+def test_an_address_has_a_host_and_a_port(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune.ray, "init", None)
+    with pytest.raises(UserError, match=f"address must be HOST:PORT such as 127.0.0.1:6379, got '{address}'"):
+        tune.tune("saddle", "sgd", tmp_path, address=address)
+
+
 def test_a_damaged_record_of_trials_is_named(tmp_path):
     (tmp_path / "trials.json").write_text('[{"trial": 0,')
     with pytest.raises(UserError, match=r"trials.json is damaged .*restore it from a copy"):
-        tune._Trials(tmp_path, draw(), lambda records: None)
+        tune._Trials(tmp_path, draw(), events.ignore)
 
 
 @pytest.fixture
@@ -194,8 +239,8 @@ def reports(monkeypatch):
 
 
 def trial(folder, done=False, epochs=40.0, **changes):
-    plan = Plan("saddle", "sgd", configured("sgd", "saddle", changes), (0,), epochs)
-    tune._trial({"trial": 0}, plans=[plan], done=[done], folder=folder, data_dir=None)
+    plan = build("saddle", "sgd", load("saddle", None), changes=changes, epochs=epochs)
+    tune._trial({"trial": 0}, plans=[plan], done=[done], folder=folder, files=[], data_dir=None)
 
 
 def test_a_trial_that_is_done_reports_again_and_runs_nothing(tmp_path, reports, monkeypatch):
@@ -229,8 +274,8 @@ def test_a_trial_that_was_broken_off_goes_on(tmp_path, reports, monkeypatch):
             trial(tmp_path / "cut")
     reports.clear()
     trial(tmp_path / "cut")
-    # First what is known, then what is new: there was no checkpoint yet.
-    assert [each["epoch"] for each in reports] == [*range(1, 8), *range(1, 41)]
+    # First what is known, then what is new, though it starts again: there was no checkpoint yet.
+    assert [each["epoch"] for each in reports] == [*range(1, 41)]
     assert reports[-1]["status"] == "finished"
     assert reports[-1]["val"] == whole["val"]
 
@@ -247,7 +292,7 @@ def test_a_trial_that_diverges_says_so_and_keeps_saying_it(tmp_path, reports):
 
 def test_a_search_is_interrupted_and_goes_on_in_the_same_folder(tmp_path, monkeypatch):
     """All of it but Ray."""
-    monkeypatch.setattr(tune, "_cluster", lambda *args: nullcontext())
+    monkeypatch.setattr(tune, "connected", lambda *args: nullcontext())
 
     def search(end):
         def work(plans, trials, folder, *rest):
@@ -281,22 +326,21 @@ def test_a_search_is_interrupted_and_goes_on_in_the_same_folder(tmp_path, monkey
 
 def test_more_than_ray_has(tmp_path, monkeypatch):
     monkeypatch.setattr(tune.ray, "cluster_resources", lambda: {"CPU": 2.0})
-    plans = [Plan("saddle", "sgd", values, (0,), 10) for values in draw("sgd")]
     for resources, message in (
         ({"cpu": 3, "gpu": 0}, "cpus must be at most the 2 that Ray has, got 3"),
         ({"cpu": 1, "gpu": 0.5}, "gpus must be at most the 0 that Ray has, got 0.5"),
     ):
         with pytest.raises(UserError, match=message):
-            tune._search(plans, tune._Trials(tmp_path, [], lambda records: None), tmp_path, None, 1.0, resources)
+            tune._search([], tune._Trials(tmp_path, [], events.ignore), tmp_path, [], None, 10.0, 1.0, resources)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["saddle", "sgd", "--configs", "0"], "configs must be a number ≥ 1, got 0"),
-        (["saddle", "sgd", "--max-epochs", "0"], "max-epochs must be a number > 0, got 0"),
+        (["saddle", "sgd", "--configs", "0"], "configs must be a whole number from 1 to 100000, got 0"),
+        (["saddle", "sgd", "--max-epochs", "0"], "max-epochs must be a number from 1e-09 to 1000000000, got 0"),
         (["saddle", "sgd", "--budget", "soon"], "a time must be a number > 0 with s, min or h after it"),
-        (["saddle", "sgd", "--set", "momentun=0"], "sgd has no hyperparameter 'momentun': did you mean momentum"),
+        (["saddle", "sgd", "--set", "momentun=0"], "'momentun' is not a hyperparameter of sgd: did you mean momentum"),
         (["sadle", "sgd"], "problem 'sadle' is not known: did you mean saddle"),
     ],
 )
@@ -363,6 +407,6 @@ def test_kill_9_and_resume(tmp_path):
     assert summary["best"] == search.best(trials)
     text = (tmp_path / "printed").read_text()
     assert all(line in text for line in summary["commands"])
-    assert "5 of 5 trials done" in text
+    assert "finished" in text
     assert "<html" in (out / "report.html").read_text()
     assert not (out / "ray").exists()

@@ -6,16 +6,17 @@ the end `summary.json` with the numbers.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
 
-from saddlefree.lab import figures, problems, run
+from saddlefree.lab import events, figures, plan, run
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import write_json, write_lines
-from saddlefree.lab.program import precision
+from saddlefree.lab.plan import Plan
 from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
-from saddlefree.lab.studies.base import Compute
+from saddlefree.lab.studies.base import Compute, Work
 from saddlefree.lab.task import Task
 
 
@@ -27,6 +28,7 @@ class Study:
     title: str
     compute: Compute
     options: dict[str, Any]  # those that it has, with their defaults
+    plan: Callable[[dict[str, Any], Task], list[Plan]] = lambda options, task: []  # what it trains
     least: int = 1  # steps
 
 
@@ -42,6 +44,7 @@ STUDIES = {
         "Effect of truncation length",
         truncation.compute,
         {"seeds": 10, "steps": 6000, "problem": "uci-energy"},
+        truncation.plan,
     ),
     "accelerators": Study(
         "seven accelerators of the series on random Hessians (Appendix B.5)",
@@ -55,6 +58,7 @@ STUDIES = {
         "The Hessian's spectrum along training",
         spectrum.compute,
         {"steps": 1000, "problem": "digits"},
+        spectrum.plan,
     ),
 }
 
@@ -76,7 +80,7 @@ def study(
     problem: str | None = None,
     data_dir: str | None = None,
     resume: bool = False,
-    display: run.Display = lambda step, steps, figures: None,
+    listener: events.Listener = events.ignore,
 ) -> None:
     """Does a study, or what is not finished of it.
 
@@ -88,22 +92,19 @@ def study(
       problem: what is trained.
       data_dir: where data sets are looked for first.
       resume: whether the folder may hold this study already.
-      display: shows progress.
+      listener: is told of what happens.
     """
     entry = find(name)
     options = _options(name, entry, {"seeds": seeds, "steps": steps, "problem": problem})
     task = Task(lambda key: (None, None), None, {})
     if "problem" in options:
-        trained = problems.find(options["problem"])
-        with precision(trained):
-            task = trained.load(data_dir)
-    plan = {"study": name, **options}
-    config = {"command": "study", "study": name, "title": entry.title, "plan": plan, **run.circumstances(task)}
+        task = run.load(options["problem"], data_dir)
+    config = plan.configuration("study", [], task, study=name, title=entry.title, plan={"study": name, **options})
     run.open_folder(folder, config, resume)
     if (folder / "summary.json").exists():
         return
     with matplotlib.rc_context(figures.STYLE):
-        findings = entry.compute(folder, options, task, display)
+        findings = entry.compute(Work(folder, options, entry.plan(options, task), task, listener))
     write_lines(folder / "metrics.jsonl", findings.lines)
     write_json(folder / "config.json", {**config, "figures": findings.figures, "tables": findings.tables})
     write_json(folder / "summary.json", findings.summary)

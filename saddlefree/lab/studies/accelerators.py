@@ -6,9 +6,8 @@ the first K partial sums.
 """
 
 import functools
-import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,10 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.acceleration import Accelerator, WeightedState
+from saddlefree.lab import events
+from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.run import Display
-from saddlefree.lab.studies.base import Findings, Record, label, save
-from saddlefree.lab.task import Task
+from saddlefree.lab.studies.base import Findings, Record, Work, label, save
 from saddlefree.solvers.series import coefficients
 
 SIZE = 100
@@ -87,9 +86,10 @@ def limits(accelerator: Accelerator, terms: jax.Array, sums: jax.Array, g: jax.A
     return jax.vmap(limit)(jnp.arange(len(sums) - length + 1, dtype=jnp.int32))
 
 
-def curves(seeds: int, steps: int, display: Display) -> dict[tuple[str, int], Curve]:
+def curves(seeds: int, steps: int, listener: Listener) -> dict[tuple[str, int], Curve]:
     """By accelerator and order; the plain series has order 0."""
     cases = [(name, order) for name in ACCELERATORS for order in ORDERS]
+    listener(events.Started("accelerators", 0, len(cases)))
     with jax.enable_x64(True):
         H, g = (jnp.asarray(np.stack(parts)) for parts in zip(*map(draw, range(seeds)), strict=True))
         exact = np.asarray(jax.jit(jax.vmap(target))(H, g))
@@ -99,7 +99,7 @@ def curves(seeds: int, steps: int, display: Display) -> dict[tuple[str, int], Cu
             accelerator = ACCELERATORS[name](order)
             estimates = jax.jit(jax.vmap(functools.partial(limits, accelerator)))(terms, sums, g)
             found[name, order] = _compare(estimates, exact, accelerator.num_sums)
-            display(number, len(cases), {})
+            listener(events.Progress(number, len(cases), {}))
     return found
 
 
@@ -109,10 +109,10 @@ def _compare(estimates: jax.Array, exact: np.ndarray, first: int) -> Curve:
     return Curve(first, np.einsum("skp,sp->sk", estimates, exact) / (ratios * lengths**2), ratios)
 
 
-def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+def compute(work: Work) -> Findings:
     """Compares all accelerators at all orders and K."""
-    seeds, steps = options["seeds"], options["steps"]
-    found = curves(seeds, steps, display)
+    seeds, steps, folder = work.options["seeds"], work.options["steps"], work.folder
+    found = curves(seeds, steps, work.listener)
     shown = [K for K in SHOWN if steps > K] + [steps]
     lines: list[Record] = []
     rows: list[Record] = []

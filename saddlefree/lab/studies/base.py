@@ -1,14 +1,13 @@
 """What studies share: how they are called, what they find, and how a figure is kept."""
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from saddlefree.lab import optimisers, problems
-from saddlefree.lab.program import Program
-from saddlefree.lab.run import Display
+from saddlefree.lab.events import Listener
+from saddlefree.lab.plan import Plan
 from saddlefree.lab.task import Task
 
 GREY = "#888888"
@@ -24,17 +23,17 @@ class Findings(NamedTuple):
     tables: list[Record]  # caption, columns and rows of each
 
 
-class Compute(Protocol):
-    """Computes, and draws into `folder`."""
+class Work(NamedTuple):
+    """What a study is given."""
 
-    def __call__(self, folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
-        """`task` is that of the option `problem`; without this option it is empty."""
+    folder: pathlib.Path  # for its figures and runs
+    options: Mapping[str, Any]
+    plans: Sequence[Plan]  # what it trains
+    task: Task  # of the option `problem`; without this option it is empty
+    listener: Listener
 
 
-def epochs(problem: str, task: Task, optimiser: str, values: Mapping[str, Any], steps: int) -> float:
-    """How many epochs so many steps are."""
-    program = Program(problems.find(problem), task, optimisers.find(optimiser), values, (0,), epochs=1)
-    return steps / program.steps_per_epoch
+Compute = Callable[[Work], Findings]
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, caption: str, columns: int = 0) -> Record:

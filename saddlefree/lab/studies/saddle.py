@@ -8,7 +8,6 @@ quadratic around its saddle at 0, with minima of −½ at u = 0, v = ±2. Newton
 Newton, exact or by the series, leaves it.
 """
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +19,7 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.run import Display
-from saddlefree.lab.studies.base import GREY, Findings, save
-from saddlefree.lab.task import Task
+from saddlefree.lab.studies.base import GREY, Findings, Work, save
 
 ANGLE = 25.0
 CONVEX, CONCAVE = (np.array([np.cos(a), np.sin(a)]) for a in np.radians([ANGLE, ANGLE + 90]))
@@ -60,9 +57,9 @@ def path(tx: optax.GradientTransformation, steps: int) -> np.ndarray:
     return np.concatenate([x[None], points])
 
 
-def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+def compute(work: Work) -> Findings:
     """Follows each method, and tells how far down it came."""
-    steps = options["steps"]
+    steps, folder = work.options["steps"], work.folder
     paths = {name: path(tx, steps) for name, tx in METHODS.items()}
     losses = {name: np.asarray(loss(jnp.asarray(points.T))).tolist() for name, points in paths.items()}
     lines = [

@@ -1,6 +1,8 @@
 """The eigenvalues of the training loss's Hessian along training with Adam, by stochastic Lanczos quadrature."""
 
+import math
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,11 +13,13 @@ from matplotlib.figure import Figure
 
 import saddlefree as sf
 from saddlefree.density import Density
-from saddlefree.lab import optimisers, problems, tables
+from saddlefree.lab import events, optimisers, tables
+from saddlefree.lab.events import Listener
 from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.program import Program, precision
-from saddlefree.lab.run import Display
-from saddlefree.lab.studies.base import GREY, Findings, epochs, label, save
+from saddlefree.lab.plan import Plan, build
+from saddlefree.lab.program import precision
+from saddlefree.lab.run import run
+from saddlefree.lab.studies.base import GREY, Findings, Work, label, save
 from saddlefree.lab.task import Task, Tree
 
 OPTIMISER = "adam"
@@ -46,11 +50,18 @@ class Snapshot(NamedTuple):
         }
 
 
-def snapshots(name: str, task: Task, steps: int, display: Display) -> list[Snapshot]:
-    """The density at steps 0, 10, 100, … and at the last one."""
-    problem, values = problems.find(name), optimisers.configured(OPTIMISER, name, {})
+def plan(options: Mapping[str, Any], task: Task) -> list[Plan]:
+    """One run, evaluated after 10, 100, … steps."""
+    steps = options["steps"]
+    powers = tuple(10**k for k in range(1, len(str(steps))) if 10**k < steps)
+    return [build(options["problem"], OPTIMISER, task, steps=steps, evaluations=powers or (steps,))]
+
+
+def snapshots(plan: Plan, task: Task, folder: pathlib.Path, listener: Listener) -> list[Snapshot]:
+    """The density at the start and at each evaluation."""
     # No more examples than it is evaluated with: each density takes about a thousand products.
-    train = jax.tree.map(lambda x: x[: problem.evaluated], task.parts["train"])
+    train = jax.tree.map(lambda x: x[: plan.evaluated], task.parts["train"])
+    found = []
 
     @jax.jit
     def look(params: Tree, model_state: Tree) -> tuple[jax.Array, Density]:
@@ -59,27 +70,23 @@ def snapshots(name: str, task: Task, steps: int, display: Display) -> list[Snaps
 
         return value_fn(params), sf.spectral_density(sf.hessian(value_fn, params), params, num_samples=SAMPLES)
 
-    whole = epochs(name, task, OPTIMISER, values, steps)
-    program = Program(problem, task, optimisers.find(OPTIMISER), values, (0,), whole)
-    state, step, found = program.start(), 0, []
-    program.prepare(state)
-    for mark in (0, *(10**k for k in range(1, len(str(steps))) if 10**k < steps), steps):
-        while step < mark:
-            count = min(mark - step, program.room(step))
-            state, _ = program.advance(state, step, count)
-            step += count
-        loss, density = look(state.params, state.model_state)
-        found.append(Snapshot(step, float(loss), density))
-        display(step, steps, {"train": float(loss)})
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.Started | events.Evaluated):
+            loss, density = look(event.state.params, event.state.model_state)
+            found.append(Snapshot(event.step, float(loss), density))
+        listener(event)
+
+    shutil.rmtree(folder, ignore_errors=True)  # it is not resumed: what was seen of it is not kept
+    run(plan, task, folder, checkpoint_every=math.inf, listener=listen)
     return found
 
 
-def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, display: Display) -> Findings:
+def compute(work: Work) -> Findings:
     """Looks at the spectrum now and then while Adam trains."""
-    problem = options["problem"]
-    with precision(problems.find(problem)):
-        found = snapshots(problem, task, options["steps"], display)
-        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))[0]))
+    (plan,), problem = work.plans, work.options["problem"]
+    with precision(plan):
+        found = snapshots(plan, work.task, work.folder / "runs" / OPTIMISER, work.listener)
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(work.task.init, jax.random.key(0))[0]))
         figure = _figure(found, size)
     rows = [snapshot.figures() for snapshot in found]
     lines = [
@@ -100,7 +107,7 @@ def compute(folder: pathlib.Path, options: Mapping[str, Any], task: Task, displa
     }
     caption = f"Density of the Hessian's {size:,} eigenvalues along training with {optimisers.find(OPTIMISER).about}"
     summary = {"problem": problem, "optimiser": OPTIMISER, "parameters": size, "rows": rows}
-    return Findings(lines, summary, [save(figure, folder, "spectrum", caption)], [table])
+    return Findings(lines, summary, [save(figure, work.folder, "spectrum", caption)], [table])
 
 
 def _figure(found: list[Snapshot], size: int) -> Figure:

@@ -1,0 +1,319 @@
+"""Minimising a smooth function from start to end: `minimise`, and `least_squares` for residuals.
+
+Compiled chunks of steps are driven from the host. How long a chunk is follows from the clock, and changes no bit of
+the result. Where the gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured
+from a random start, so that a saddle is not taken for a minimum.
+"""
+
+import enum
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saddlefree import checks, descent
+from saddlefree.descent import MinimiseState
+from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
+from saddlefree.residuals import ResidualFn, count
+from saddlefree.rules.base import Rule
+from saddlefree.solvers.base import Solver, check_solver
+from saddlefree.solvers.quasi_newton import quasi_newton
+from saddlefree.solvers.row_space import row_space
+from saddlefree.space import Space, Tree
+
+DENSE = 5_000
+"""The most parameters, or residuals, for which a matrix of their number squared is the default."""
+
+
+class Status(enum.IntEnum):
+    """Why a run ended.
+
+    >>> print(Status.STEPS.message)
+    all steps were used (max_steps)
+    """
+
+    CONVERGED = 0
+    STALLED = 1
+    STEPS = 2
+    TIME = 3
+    STOPPED = 4
+    NONFINITE = 5
+    SADDLE = 6
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.CONVERGED: "the gradient is within the tolerance, and no negative curvature was found",
+    Status.STALLED: "no step makes progress: the loss has stalled on rounding; float64 would help where it is not used",
+    Status.STEPS: "all steps were used (max_steps)",
+    Status.TIME: "the time was used (seconds)",
+    Status.STOPPED: "the callback ended it",
+    Status.NONFINITE: "the loss or its gradient is not finite; the best parameters before that are returned",
+    Status.SADDLE: "the curvature is negative in a direction along which no lower loss was found",
+}
+
+
+class Progress(NamedTuple):
+    """What a callback is given."""
+
+    steps: int
+    value: float
+    gradient_norm: float
+    params: Tree
+    seconds: float
+
+
+class Minimum(NamedTuple):
+    """The result of `minimise`.
+
+    >>> Minimum._fields
+    ('params', 'value', 'status', 'steps', 'history', 'state')
+    """
+
+    params: Tree  # the best that were found
+    value: jax.Array  # their loss
+    status: Status
+    steps: int  # all of them, those before `state=` too
+    history: dict[str, np.ndarray]  # one entry for each step of this call
+    state: MinimiseState  # for `state=`
+
+
+def choose(layout: Space) -> Solver:
+    """The default solver, from the number of parameters: a quasi-Newton matrix where P² is little, else Lanczos."""
+    return quasi_newton() if layout.size <= DENSE else DEFAULT_ADAPTIVE
+
+
+def choose_for_residuals(layout: Space, rows: int) -> Solver:
+    """The default solver of `least_squares`: Gauss-Newton with exact linear algebra where a Gram matrix is little."""
+    solver = row_space()
+    needed = rows * layout.size * jnp.dtype(layout.dtype).itemsize
+    return solver if min(rows, layout.size) <= DENSE and needed <= solver.max_bytes // 2 else choose(layout)
+
+
+def minimise(
+    value_fn: Callable[[Tree], jax.Array],
+    params: Tree,
+    *,
+    solver: Solver | None = None,
+    rule: Rule | None = None,
+    max_steps: int = 10_000,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    callback: Callable[[Progress], Any] | None = None,
+    every: int = 10,
+    progress: bool = False,
+    seed: int = 0,
+    state: MinimiseState | None = None,
+) -> Minimum:
+    """Minimises a smooth function of the parameters, full batch, until it converges or something runs out.
+
+    Args:
+      value_fn: function of the parameters that returns the loss, the same one whenever it is called.
+      params: a pytree of real arrays, where it starts; not changed.
+      solver: what computes directions; None is `quasi_newton()` up to 5,000 parameters, and the `lanczos` of
+        `adaptive_saddle_free_newton` beyond.
+      rule: how far to go; None is the rule that `adaptive_saddle_free_newton` takes for the solver.
+      max_steps: the most steps of this call, ≥ 0.
+      tolerance: it has converged where ‖gradient‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
+      seconds: None, or the time that this call may take, > 0, compilation included.
+      callback: None, or a function of `Progress`, called every so many steps; a true result ends the run.
+      every: steps between two calls of `callback`, ≥ 1.
+      progress: whether to write a line to stderr every two seconds.
+      seed: of the random starts that look for negative curvature.
+      state: `state` of an earlier result, to go on from there, bit for bit as if it had not stopped; of `params` only
+        shapes and dtypes are then used.
+
+    `status` tells why it ended (`Status`, its `message` in words). `history` has for each step `value` and
+    `gradient_norm` after it, `damping`, `learning_rate`, and what it cost: `products` with the Hessian and
+    `evaluations` of the loss, alone or with its gradient. A step with `escape` left a saddle along negative curvature.
+    The programs of the last calls are kept, so that the same function and solver are not compiled again.
+
+    >>> import saddlefree as sf
+    >>> valley = lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+    >>> result = sf.minimise(valley, jnp.array([-1.0, 1.0]))
+    >>> result.params.round(3), result.status.name
+    (Array([1., 1.], dtype=float32), 'CONVERGED')
+    >>> saddle = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # minima at (0, ±1)
+    >>> abs(sf.minimise(saddle, jnp.array([1.0, 0.0])).params).round(3)
+    Array([0., 1.], dtype=float32)
+    """
+    params = checks.arrays(params)
+    checks.real_parameters(params)
+    solver = choose(Space(params)) if solver is None else solver
+    limits = max_steps, tolerance, seconds
+    return _driven(value_fn, False, params, solver, rule, limits, (callback, every, progress), seed, state)
+
+
+def least_squares(
+    residual_fn: ResidualFn,
+    params: Tree,
+    *,
+    solver: Solver | None = None,
+    rule: Rule | None = None,
+    max_steps: int = 10_000,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    callback: Callable[[Progress], Any] | None = None,
+    every: int = 10,
+    progress: bool = False,
+    seed: int = 0,
+    state: MinimiseState | None = None,
+) -> Minimum:
+    """Minimises ½‖r(params)‖², full batch; like `minimise`, with solvers that see the residuals r.
+
+    Args:
+      residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
+        each depends on one point of the data, which is cheaper.
+      params: a pytree of real arrays, where it starts; not changed.
+      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000 and the Jacobian
+        takes no more than half of its `max_bytes`, otherwise that of `minimise`. Any other solver works too.
+      rule: as in `minimise`, and so are all further arguments.
+      max_steps: the most steps of this call, ≥ 0.
+      tolerance: it has converged where ‖Jᵀr‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
+      seconds: None, or the time that this call may take, > 0.
+      callback: None, or a function of `Progress`; a true result ends the run.
+      every: steps between two calls of `callback`, ≥ 1.
+      progress: whether to write a line to stderr every two seconds.
+      seed: of the random starts that look for negative curvature.
+      state: `state` of an earlier result.
+
+    >>> import saddlefree as sf
+    >>> valley = lambda x: jnp.array([1 - x[0], 10 * (x[1] - x[0] ** 2)])
+    >>> result = sf.least_squares(valley, jnp.array([-1.0, 1.0]))
+    >>> result.params.round(3), result.status.name
+    (Array([1., 1.], dtype=float32), 'CONVERGED')
+    """
+    params = checks.arrays(params)
+    checks.real_parameters(params)
+    layout = Space(params)
+    solver = choose_for_residuals(layout, count(residual_fn, params)) if solver is None else solver
+    limits = max_steps, tolerance, seconds
+    return _driven(residual_fn, True, params, solver, rule, limits, (callback, every, progress), seed, state)
+
+
+def _driven(
+    fn: Callable[[Tree], Any],
+    residuals: bool,
+    params: Tree,
+    solver: Solver,
+    rule: Rule | None,
+    limits: tuple[int, float | None, float | None],
+    reports: tuple[Callable[[Progress], Any] | None, int, bool],
+    seed: int,
+    state: MinimiseState | None,
+) -> Minimum:
+    """The host's loop."""
+    begun = time.perf_counter()
+    (max_steps, tolerance, seconds), (callback, every, progress) = limits, reports
+    checks.integer("max_steps", max_steps, low=0)
+    checks.integer("every", every, low=1)
+    if tolerance is not None:
+        checks.number("tolerance", tolerance, 0)
+    if seconds is not None:
+        checks.number("seconds", seconds, 0, open_low=True)
+    layout = Space(params)
+    check_solver(solver)
+    rule = default_rule(solver) if rule is None else rule
+    program = descent.program(fn, solver, rule, residuals)
+    # Copies: a chunk writes into the memory of the state that it is given.
+    state = jax.tree.map(jnp.array, program.start(layout.like, jax.random.PRNGKey(seed)) if state is None else state)
+    limit = 10 * jnp.finfo(layout.dtype).eps * state.first_norm if tolerance is None else tolerance
+    limit = jnp.asarray(limit, layout.dtype)
+    # A run that has stalled gets another chance.
+    state = state._replace(idle=jnp.where(state.code == descent.IDLE, 0, state.idle))
+    state = program.judge(state, limit)
+    clock = _Clock(begun, seconds, progress)
+    history: list[dict[str, np.ndarray]] = []
+    first, status = int(state.steps), None
+    while status is None:
+        taken, code = int(state.steps) - first, int(state.code)
+        if code == descent.NONFINITE:
+            status = Status.NONFINITE
+        elif code != descent.RUNNING:
+            found = program.escape(state)
+            if not found.negative:
+                status = Status.CONVERGED if code == descent.SMALL else Status.STALLED
+            elif not found.lower:
+                status = Status.SADDLE
+            elif taken < max_steps:
+                state = found.state
+                history.append({name: np.asarray(x)[None] for name, x in found.row.items()})
+            else:
+                status = Status.STEPS
+        elif taken >= max_steps:
+            status = Status.STEPS
+        elif clock.is_over():
+            status = Status.TIME
+        else:
+            count = min(clock.steps(), max_steps - taken, descent.CHUNK)
+            if callback is not None:
+                count = min(count, every - taken % every)
+            state, rows = program.run(state, limit, jnp.asarray(count, jnp.int32))
+            done = int(state.steps) - first
+            history.append({name: np.asarray(column)[: done - taken] for name, column in rows.items()})
+            clock.tick(state, done - taken)
+            if callback is not None and done % every == 0 and callback(clock.report(state)):
+                status = Status.STOPPED
+    clock.end(state, status)
+    settled = status == Status.CONVERGED
+    return Minimum(
+        state.params if settled else state.best_params,
+        state.value if settled else state.best_value,
+        status,
+        int(state.steps),
+        {name: np.concatenate([rows[name] for rows in history] or [np.zeros(0)]) for name in descent.COLUMNS},
+        state,
+    )
+
+
+class _Clock:
+    """How much time is left, how many steps that is, and when to report."""
+
+    def __init__(self, begun: float, seconds: float | None, shown: bool):
+        self.begun, self.seconds, self.shown = begun, seconds, shown
+        self.count = 1
+        self.last = self.reported = time.perf_counter()
+
+    def passed(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def is_over(self) -> bool:
+        return self.seconds is not None and self.passed() >= self.seconds
+
+    def steps(self) -> int:
+        """So many that a chunk takes a fraction of a second."""
+        return self.count
+
+    def tick(self, state: MinimiseState, done: int) -> None:
+        """After a chunk."""
+        now = time.perf_counter()
+        each, self.last = (now - self.last) / max(done, 1), now
+        aim = 0.25 if self.seconds is None else min(0.25, max(self.seconds - self.passed(), 0) / 2)
+        # The first chunk is compiled, which says nothing of its steps.
+        self.count = max(1, min(4 * self.count, int(aim / max(each, 1e-9))))
+        if self.shown and now - self.reported > 2:
+            self.reported = now
+            self._write(state, "\r")
+
+    def report(self, state: MinimiseState) -> Progress:
+        """For a callback, with parameters that it may keep: the next chunk writes into the state's."""
+        params = jax.tree.map(jnp.array, state.params)
+        return Progress(int(state.steps), float(state.value), float(state.norm), params, self.passed())
+
+    def end(self, state: MinimiseState, status: Status) -> None:
+        """The last line."""
+        if self.shown:
+            self._write(state, f"  {status.message}\n")
+
+    def _write(self, state: MinimiseState, end: str) -> None:
+        figures = f"step {int(state.steps):>7,}  loss {float(state.value):.6e}  gradient {float(state.norm):.1e}"
+        sys.stderr.write(f"\r{figures}  {self.passed():.1f} s{end}")
+        sys.stderr.flush()

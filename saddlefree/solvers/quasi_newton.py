@@ -1,0 +1,317 @@
+"""Quasi-Newton: an inverse Hessian that is learned from gradients alone, without products.
+
+With s = x − x₋ and y = g − g₋ from one point to the next, M ≈ H⁻¹ is changed so that M y = s. Methods differ in what
+they change besides. Further symbols: b = sᵀM⁻¹s/(yᵀs), h = yᵀMy/(yᵀs), a = bh − 1 ≥ 0.
+
+    M ← (1/τ) [M − My(My)ᵀ/(yᵀMy) + φ (yᵀMy) vvᵀ] + ssᵀ/(yᵀs),    v = s/(yᵀs) − My/(yᵀMy)
+
+BFGS has φ = τ = 1. Self-scaled BFGS has φ = 1, τ = min(1, 1/b). Self-scaled Broyden (Al-Baali 1998; Al-Baali & Khalfan
+2005; Urbán, Stefanou & Pons 2024) chooses both from a, b and h, see `_self_scaled_broyden`.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree import checks, space
+from saddlefree.model import Answer, Answers, Result
+from saddlefree.problem import Problem
+from saddlefree.solvers.base import Solver
+from saddlefree.space import Space, Vector
+
+Update = Literal["ssbroyden", "ssbfgs", "bfgs"]
+
+
+class Last(NamedTuple):
+    """The last point, and the counters."""
+
+    x: Vector
+    gradient: Vector  # g
+    direction: Vector  # M g
+    seen: jax.Array  # whether there is a last point
+    scale: jax.Array  # yᵀs/(yᵀy) of the last pair, with which a matrix begins anew
+    pairs: jax.Array  # since the beginning, or since M was reset
+    resets: jax.Array
+    skipped: jax.Array
+
+
+class DenseState(NamedTuple):
+    """M as a matrix."""
+
+    last: Last
+    matrix: jax.Array
+
+
+class LimitedState(NamedTuple):
+    """The last pairs, each divided by √(yᵀs), in a ring; those that are not there yet are 0."""
+
+    last: Last
+    s: Vector
+    y: Vector
+
+
+class Pair(NamedTuple):
+    """What the step from the last point tells."""
+
+    s: Vector
+    y: Vector
+    root: jax.Array  # √(yᵀs)
+    scale: jax.Array  # yᵀs/(yᵀy); that of the pair before where this one is not usable, 1/‖g‖ where there is none
+    b: jax.Array  # sᵀM⁻¹s/(yᵀs) where s = −αMg, otherwise 0: not known
+    usable: jax.Array
+    moved: jax.Array  # whether s or y is not 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """d = M g, for λ = 0; the model's change is −½ gᵀd, since M⁻¹ is its curvature."""
+
+    direction: Vector
+    gradient: Vector
+    stats: dict[str, jax.Array]
+
+    def answer(self, damping: jax.Array) -> Answer:
+        """d, whatever λ is: a pair of solver and rule that asks for λ > 0 is refused at construction."""
+        d = self.direction
+        result = jnp.where(space.all_finite(d), Result.FINE, Result.NONFINITE).astype(jnp.int32)
+        return Answer(d, -space.dot(self.gradient, d) / 2, result, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class quasi_newton(Solver):
+    """d = M g with M ≈ H⁻¹ learned from the gradients of earlier steps: no products, one gradient a step.
+
+    M begins as I/‖g‖ and is scaled by yᵀs/(yᵀMy) before its first update (Shanno & Phua 1978). It stays symmetric
+    and positive definite. The step may be anything: where s is not −αMg (momentum, weight decay, chained
+    transformations) M is updated by BFGS, where yᵀs is not safely positive it is left as it is (`skipped` counts), and
+    where d is not a direction of descent, or the last one led nowhere, M begins anew as yᵀs/(yᵀy) I (`resets` counts).
+
+    Args:
+      memory: None keeps M as a matrix: P² numbers and one product with it a step. A whole number ≥ 1 keeps as many
+        pairs (s, y) instead, by L-BFGS, which is BFGS with M = yᵀs/(yᵀy) I before the oldest of them.
+      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" for pairs, which take no
+        other.
+      max_bytes: the most that matrix or pairs may take, ≥ 1; it is checked before they are allocated.
+
+    It answers λ = 0 only, and goes with `line_search`, the rule that `adaptive_saddle_free_newton` takes for it, or
+    with `fixed_rate(…, damping=0)`.
+
+    >>> import optax
+    >>> import saddlefree as sf
+    >>> valley = lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+    >>> tx, x = sf.adaptive_saddle_free_newton(sf.quasi_newton()), jnp.array([-1.0, 1.0])
+    >>> state, update = tx.init(x), jax.jit(lambda g, state, x: tx.update(g, state, x, value_fn=valley))
+    >>> for _ in range(50):
+    ...     updates, state = update(jax.grad(valley)(x), state, x)
+    ...     x = optax.apply_updates(x, updates)
+    >>> x.round(2), int(sf.diagnostics(state)["products"])
+    (Array([1., 1.], dtype=float32), 0)
+    """
+
+    memory: int | None = None
+    update: Update | None = None
+    max_bytes: int = 2**30
+
+    stats = ("products", "resets", "skipped")
+    answers = Answers.ZERO
+    needs = "it learns from the gradients of earlier steps, and one call has none; use it in an optimiser"
+
+    def __post_init__(self) -> None:
+        names = ("ssbroyden", "ssbfgs", "bfgs")
+        if self.memory is not None:
+            checks.integer("memory", self.memory, low=1)
+        if self.update is not None and self.update not in (names if self.memory is None else names[2:]):
+            allowed = "one of " + ", ".join(names) if self.memory is None else "None or bfgs where memory is a number"
+            raise ValueError(f"update must be {allowed}, got {self.update!r}")
+        checks.integer("max_bytes", self.max_bytes, low=1)
+
+    def init(self, layout: Space) -> DenseState | LimitedState:
+        """The identity, to be scaled by the first gradient."""
+        size, width = layout.size, jnp.dtype(layout.dtype).itemsize
+        needed = width * size * (size if self.memory is None else 2 * self.memory)
+        if needed > self.max_bytes:
+            cure = "memory=100, which keeps pairs in place of a matrix" if self.memory is None else "a smaller memory"
+            raise ValueError(
+                f"quasi_newton needs {needed:,} bytes for {size:,} parameters, more than max_bytes={self.max_bytes:,}: "
+                f"pass {cure}, or a larger max_bytes"
+            )
+        zero, one = jnp.zeros((), jnp.int32), jnp.ones((), layout.dtype)
+
+        def last(zeros: Any) -> Last:
+            return Last(zeros(), zeros(), zeros(), jnp.array(False), one, zero + 0, zero + 0, zero + 0)
+
+        if self.memory is None:
+            return DenseState(last(lambda: jnp.zeros(size, layout.dtype)), jnp.eye(size, dtype=layout.dtype))
+        ring = lambda: space.stack(layout.zeros(), self.memory)  # noqa: E731
+        return LimitedState(last(layout.zeros), ring(), ring())
+
+    def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Direction, Any]:
+        """Learns from the step since the last point."""
+        x, rounding = problem.space.pack(problem.space.like), problem.space.rounding
+        if self.memory is None:
+            (x, _), (g, restore) = space.ravel(x), space.ravel(problem.gradient)
+            direction, state = self._dense(x, g, state, rounding)
+            direction = restore(direction)
+        else:
+            direction, state = self._limited(x, problem.gradient, state, rounding)
+        last = state.last
+        counters = {name: getattr(last, name).astype(problem.space.dtype) for name in ("resets", "skipped")}
+        stats = {"products": jnp.zeros((), jnp.int32), **counters}
+        return Direction(direction, problem.gradient, stats), state
+
+    def _dense(self, x: jax.Array, g: jax.Array, state: DenseState, rounding: float) -> tuple[jax.Array, DenseState]:
+        """M g and the new M, by one product with the old M and one pass that changes it.
+
+        The product is M g; M y follows from the last direction, and the product of the new M with g from those of the
+        vectors that are added to it.
+        """
+        last, M = state
+        pair = _pair(last, x, g, rounding)
+        Mg = jnp.dot(M, g, precision="highest")
+        My = Mg - last.direction
+        h = space.dot(space.scale(1 / pair.root, pair.y), space.scale(1 / pair.root, My))
+        sound = (h > 0) & jnp.isfinite(h)
+        h, b = jnp.where(sound, h, 1), pair.b
+        # The first pair scales M so that yᵀMy = yᵀs.
+        first = jnp.where(last.pairs == 0, 1 / h, 1)
+        h, b = h * first, b / first
+        phi, tau = self._coefficients(b, h, g.size)
+        learns = pair.usable & sound
+        factor = jnp.where(learns, first / tau, jnp.where(last.seen, 1, pair.scale))
+        s, My = space.scale(1 / pair.root, pair.s), space.scale(first / pair.root, My)
+        # Three rank-one terms rather than coefficients of sMyᵀ + Mysᵀ: each is symmetric to the bit, also where a
+        # product and a sum are rounded once.
+        terms: tuple[tuple[Any, jax.Array], ...] = (
+            (-1.0, space.scale(1 / jnp.sqrt(tau * h), My)),
+            (jnp.sign(phi), space.scale(jnp.sqrt(jnp.abs(phi) * h / tau), s - My / h)),
+            (1.0, s),
+        )
+        added = [(sign, jnp.where(learns, vector, 0)) for sign, vector in terms]
+        d = factor * Mg
+        for sign, vector in added:
+            d += sign * space.dot(vector, g) * vector
+        d, new, reset = _finished(last, pair, x, g, d, learns, pair.usable & ~sound)
+
+        def changed(M: jax.Array) -> jax.Array:
+            total = factor * M
+            for sign, vector in added:
+                total += sign * (vector[:, None] * vector[None, :])
+            return total
+
+        diagonal = new.scale * jnp.eye(g.size, dtype=M.dtype)
+        return d, DenseState(new, jnp.where(reset, diagonal, changed(M)))
+
+    def _coefficients(self, b: jax.Array, h: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+        """φ and τ; those of BFGS where b is not known."""
+        one, known = jnp.ones_like(b), b > 0
+        b = jnp.where(known, b, 1)
+        if self.update == "bfgs":
+            return one, one
+        phi, tau = (one, jnp.minimum(1, 1 / b)) if self.update == "ssbfgs" else _self_scaled_broyden(b, h, size)
+        return jnp.where(known, phi, 1), jnp.where(known, tau, 1)
+
+    def _limited(self, x: Vector, g: Vector, state: LimitedState, rounding: float) -> tuple[Vector, LimitedState]:
+        """M g by the two loops of L-BFGS (Nocedal 1980), the newest pair included."""
+        last, capacity = state.last, space.length(state.s)
+        pair = _pair(last, x, g, rounding)
+        index = last.pairs % capacity
+
+        def put(ring: Vector, vector: Vector) -> Vector:
+            new = space.scale(1 / pair.root, vector)
+            return space.put(ring, space.where(pair.usable, new, space.get(ring, index)), index)
+
+        S, Y = put(state.s, pair.s), put(state.y, pair.y)
+        count = last.pairs + pair.usable.astype(jnp.int32)
+        kept = jnp.minimum(count, capacity)
+
+        def backward(i: jax.Array, carry: tuple[Vector, jax.Array]) -> tuple[Vector, jax.Array]:
+            q, overlaps = carry
+            j = (count - 1 - i) % capacity
+            overlap = space.dot(space.get(S, j), q)
+            return space.axpy(-overlap, space.get(Y, j), q), overlaps.at[j].set(overlap)
+
+        def forward(i: jax.Array, d: Vector) -> Vector:
+            j = (count - kept + i) % capacity
+            return space.axpy(overlaps[j] - space.dot(space.get(Y, j), d), space.get(S, j), d)
+
+        zero = jnp.zeros((), jnp.int32)
+        q, overlaps = jax.lax.fori_loop(zero, kept, backward, (g, jnp.zeros(capacity, last.scale.dtype)))
+        d = jax.lax.fori_loop(zero, kept, forward, space.scale(pair.scale, q))
+        d, new, _ = _finished(last, pair, x, g, d, pair.usable, jnp.array(False))
+        return d, LimitedState(new, S, Y)
+
+
+def _pair(last: Last, x: Vector, g: Vector, rounding: float) -> Pair:
+    """s and y, and whether they can be used. Written with unit vectors, so that no square under- or overflows."""
+    s, y, d = space.sub(x, last.x), space.sub(g, last.gradient), last.direction
+    lengths = space.norm(s), space.norm(y)
+    s_unit, d_unit = space.normalise(s), space.normalise(d)
+    cosine, eps = space.dot(s_unit, space.normalise(y)), jnp.finfo(lengths[0].dtype).eps
+    # y is the difference of two rounded gradients.
+    visible = 2 * eps * jnp.maximum(space.norm(g), space.norm(last.gradient))
+    usable = last.seen & (cosine > eps) & (cosine * lengths[1] > visible) & (lengths[0] > 0)
+    usable &= jnp.isfinite(lengths[0]) & jnp.isfinite(lengths[1])
+    # Where s = −αMg, M⁻¹s = −αg.
+    aligned = -space.dot(s_unit, d_unit)
+    off = space.norm(space.axpy(aligned, d_unit, s_unit))
+    exact = (off * lengths[0] <= 8 * rounding * (space.norm(x) + space.norm(last.x))) & (off < 0.1) & (aligned > 0)
+    alpha = aligned * lengths[0] * space.reciprocal(space.norm(d))
+    safe = jnp.where(usable, cosine * lengths[1], 1)
+    b = -alpha * space.dot(s_unit, last.gradient) / safe
+    # The first direction has length 1, whatever the units of the loss are.
+    size = space.norm(g)
+    begin = jnp.where((size > 0) & jnp.isfinite(size), space.reciprocal(size), 1)
+    scale = jnp.where(
+        usable, lengths[0] * cosine * space.reciprocal(lengths[1]), jnp.where(last.seen, last.scale, begin)
+    )
+    root = jnp.where(usable, jnp.sqrt(safe) * jnp.sqrt(lengths[0]), 1)
+    moved = (space.peak(s) > 0) | (space.peak(y) > 0)
+    return Pair(s, y, root, scale, jnp.where(usable & exact & jnp.isfinite(b), b, 0), usable, moved)
+
+
+def _finished(
+    last: Last, pair: Pair, x: Vector, g: Vector, d: Vector, learns: jax.Array, failed: jax.Array
+) -> tuple[Vector, Last, jax.Array]:
+    """The direction, the state of this point, and whether M begins anew."""
+    finite, zero = space.all_finite((x, g)), space.peak(g) == 0
+    descends = space.dot(space.normalise(d), space.normalise(g)) > jnp.finfo(last.scale.dtype).eps
+    # The same point again: the last direction was of no use.
+    stuck = last.seen & ~pair.moved & (last.pairs > 0) & ~zero
+    reset = finite & (failed | stuck | ~(space.all_finite(d) & (descends | zero)))
+    d = space.where(reset, space.scale(pair.scale, g), d)
+    skipped = last.seen & pair.moved & ~learns
+    new = Last(
+        x,
+        g,
+        d,
+        jnp.array(True),
+        pair.scale,
+        jnp.where(reset, 0, last.pairs + learns.astype(jnp.int32)),
+        last.resets + reset.astype(jnp.int32),
+        last.skipped + skipped.astype(jnp.int32),
+    )
+    return d, space.where(finite, new, last), reset
+
+
+def _self_scaled_broyden(b: jax.Array, h: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """φ and τ of the self-scaled Broyden method, from b and h.
+
+    c = √(a/(1+a)),  r⁻ = min(1, h(1−c)),  θ = max((r⁻−1)/a, min(1/r⁻, (1−b)/b)), and θ = 0 where a < √ε or P = 1;
+    σ = 1 + θa,  q = σ^{1/(1−P)},  r = min(1, 1/b);  τ = r·min(q, 1/θ) where θ > 0, otherwise min(rq, σ);
+    φ = (1−θ)/(1+aθ).
+    """
+    a = jnp.maximum(b * h - 1, 0)
+    simple = (a < jnp.sqrt(jnp.finfo(a.dtype).eps)) | (size == 1)
+    a = jnp.where(simple, 1, a)
+    c = jnp.sqrt(a / (1 + a))
+    # 1 − c without cancellation.
+    low = jnp.minimum(1, h / ((1 + a) * (1 + c)))
+    theta = jnp.maximum((low - 1) / a, jnp.minimum(1 / low, (1 - b) / b))
+    sigma = 1 + theta * a
+    q = sigma ** (1 / (1 - max(size, 2)))
+    r = jnp.minimum(1, 1 / b)
+    positive = theta > 0
+    tau = jnp.where(positive, r * jnp.minimum(q, 1 / jnp.where(positive, theta, 1)), jnp.minimum(r * q, sigma))
+    return jnp.where(simple, 1, (1 - theta) / sigma), jnp.where(simple, r, tau)
