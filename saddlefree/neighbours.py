@@ -12,6 +12,7 @@ import optax
 
 from saddlefree import checks, space
 from saddlefree.curvature import hessian
+from saddlefree.residuals import ResidualFn, half_square
 from saddlefree.space import Tree
 
 ValueFn = Callable[[Tree], Any]
@@ -86,7 +87,9 @@ def _is_absent(x: Any) -> bool:
     return x is None or isinstance(x, optax.MaskedNode)
 
 
-def check_value_fn(value_fn: ValueFn, params: Tree, grads: Tree | None = None) -> None:
+def check_value_fn(
+    value_fn: ValueFn, params: Tree, grads: Tree | None = None, residual_fn: ResidualFn | None = None
+) -> None:
     """Says what is wrong with a `value_fn`, before it is trained with: raises a `ValueError`, or returns None.
 
     It is called three times, and differentiated once and twice. It must return one real number, finite at `params`; the
@@ -98,6 +101,8 @@ def check_value_fn(value_fn: ValueFn, params: Tree, grads: Tree | None = None) -
       params: pytree of arrays. Those that are not floating point are held fixed.
       grads: what is going to be passed to `update` as gradients, or None. They must be the gradient at `params`, up to
         1e-2 of its norm.
+      residual_fn: what is going to be passed to `update` as residuals, or None. Their half squared norm must be the
+        loss, up to 1e-2 of it.
 
     >>> check_value_fn(lambda x: jnp.sum(x**2), jnp.ones(3), grads=2 * jnp.ones(3))
     >>> check_value_fn(lambda x: (jnp.sum(x**2), "aux"), jnp.ones(3))
@@ -110,6 +115,8 @@ lambda params: loss_and_aux(params)[0], or use saddlefree.training.make_step for
         raise ValueError(f"value_fn must be a function of the parameters that returns the loss, got {value_fn!r}")
     params = checks.arrays(params)
     _check_calls(value_fn, params)
+    if residual_fn is not None:
+        _check_residuals(value_fn, params, residual_fn)
     floating = jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jnp.integer) else x, params)
     checks.real_parameters(floating)
 
@@ -117,6 +124,17 @@ lambda params: loss_and_aux(params)[0], or use saddlefree.training.make_step for
         return value_fn(space.fill(x, params))
 
     _check_derivatives(of_floating, floating, None if grads is None else space.select(floating, grads))
+
+
+def _check_residuals(value_fn: ValueFn, params: Tree, residual_fn: ResidualFn) -> None:
+    """Refuses residuals of another loss."""
+    loss, found = float(value_fn(params)), float(half_square(residual_fn)(params))
+    if not abs(loss - found) <= 1e-2 * max(abs(loss), abs(found)):
+        raise ValueError(
+            f"residual_fn must return residuals r whose half squared norm is the loss, ½‖r‖² = {loss:.6g}, got "
+            f"{found:.6g}; a mean of n squares has the residuals (2/n)**0.5 * error, "
+            "and a penalty on the parameters has residuals of its own"
+        )
 
 
 def _check_calls(value_fn: ValueFn, params: Tree) -> None:

@@ -84,7 +84,8 @@ def saddle_free_newton(
 
     `update` takes `value_fn=`, a function of the parameters that returns the loss of this step's batch, and optionally
     `value=` and `grad=` (what is known already at the parameters), `curvature_fn=` (another function, whose Hessian is
-    used), `matvec=` (the product itself) and `refresh=` (a bool, for `low_rank`).
+    used), `matvec=` (the product itself), `residual_fn=` (residuals whose half squared norm is the loss, for
+    `row_space`; `value_fn=` may then be left out) and `refresh=` (a bool, for `low_rank`).
 
     >>> import saddlefree as sf
     >>> loss = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # a saddle at 0, minima at (0, ±1)
@@ -185,7 +186,8 @@ def scale_by_saddle_free(
     check_solver(solver)
     if solver.uses_previous:
         raise ValueError(
-            f"scale_by_saddle_free does not know the updates that are made: memory must be 0, got {solver}"
+            "scale_by_saddle_free does not know the updates that are made: memory must be 0, and momentum None, got "
+            f"{solver}"
         )
     checks.number("damping", damping, 0)
     if asked_by(damping) > solver.answers:

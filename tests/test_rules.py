@@ -107,6 +107,52 @@ def test_reduction_ratio():
     assert not np.isfinite(ratio(1.0, np.nan, -0.5))
 
 
+class Diagonal:
+    """The model of f(s) = gᵀs + ½ h s² with d = g/(h + λ)."""
+
+    stats = {}  # noqa: RUF012
+
+    def __init__(self, g, h):
+        self.g, self.h = g, h
+
+    def answer(self, damping):
+        d = self.g / (self.h + damping)
+        return Answer(d, -jnp.sum(self.g * d) + jnp.sum(self.h * d**2) / 2, jnp.zeros((), jnp.int32), {})
+
+
+@pytest.mark.parametrize(
+    ("curvature", "target", "expected"),
+    [
+        (1.0, None, 2**-7),  # the model is right: ρ = 1 throughout, and the longest step is the best
+        (1.0, 0.5, 2**-7),
+        (3.0, None, 2.0),  # the loss is three times as curved as the model
+        (3.0, 0.25, 1.0),
+        (3.0, 0.9, 16.0),
+        (200.0, 0.5, 128.0),  # no trial reaches the target: the lowest loss
+    ],
+)
+def test_search_by_loss_and_by_the_longest_good_step(curvature, target, expected):
+    """f(s) = gs + ½κs² and the model gs + ½s²: ρ(λ) = (2(1 + λ) − κ)/(2(1 + λ) − 1)."""
+    rule = sf.damping_search(initial=1.0, spread=2.0, reach=7, target=target)
+    g, layout = jnp.array([1.0]), Space(jnp.ones(1))
+    loss = lambda s: jnp.zeros(()) if s is None else jnp.sum(g * s) + curvature * jnp.sum(s**2) / 2  # noqa: E731
+    problem = Problem(layout, g, lambda part: None, None, None, loss, g)
+    proposal = rule.propose(problem, Diagonal(g, jnp.ones(1)), jnp.array(1.0), jnp.array(0))
+    assert proposal.damping == expected
+    ratio = (2 * (1 + expected) - curvature) / (2 * (1 + expected) - 1)
+    np.testing.assert_allclose(proposal.ratio, ratio, rtol=1e-3, atol=1e-5)
+
+
+def test_search_for_the_longest_step_passes_over_trials_that_are_not_finite():
+    """The loss is NaN beyond a length of ½: λ = 1 is the smallest of those within."""
+    rule = sf.damping_search(initial=1.0, reach=2, target=0.25)
+    g = jnp.array([1.0])
+    loss = lambda s: jnp.where(jnp.abs(s[0]) <= 0.5, s[0] + s[0] ** 2 / 2, jnp.nan) if s is not None else jnp.zeros(())  # noqa: E731
+    problem = Problem(Space(g), g, lambda part: None, None, None, loss, g)
+    proposal = rule.propose(problem, Diagonal(g, jnp.ones(1)), jnp.array(1.0), jnp.array(0))
+    assert proposal.damping == 1.0
+
+
 @pytest.mark.parametrize("make", [sf.levenberg_marquardt, sf.adaptive_plane])
 def test_damping_by_the_reduction_ratio_and_its_bounds(make):
     rule = make(initial=1.0, factor=0.5, minimum=0.3, maximum=3.0, refusal=4.0)
@@ -189,6 +235,7 @@ def test_a_long_step_is_shortened_and_says_so():
         (lambda: sf.damping_search(0.0), r"initial_damping must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.damping_search(spread=1.0), r"spread must be a number in \(1, inf\), got 1.0"),
         (lambda: sf.damping_search(reach=0), "reach must be a whole number ≥ 1, got 0"),
+        (lambda: sf.damping_search(target=1.0), r"target must be a number in \(0, 1\), got 1.0"),
         (lambda: sf.damping_search(max_increase=-1), r"max_increase must be a number in \[0, inf\), got -1"),
         (lambda: sf.fixed_rate(max_step=0.0), r"max_step must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.fixed_rate(max_ratio=0.0), r"max_ratio must be a number in \(0, inf\), got 0.0"),

@@ -11,7 +11,7 @@ from saddlefree.model import Answer, Answers, Model
 from saddlefree.problem import Problem
 from saddlefree.rules.base import Proposal, measured, reduction_ratio
 from saddlefree.rules.levenberg_marquardt import LearnedDamping
-from saddlefree.space import Number, Vector, evaluate_schedule
+from saddlefree.space import Number, evaluate_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,24 +84,21 @@ class damping_search(LearnedDamping):
         loss = problem.loss
         dampings = self.dampings(state, count, problem.space.dtype)
 
-        def step(answer: Answer) -> Vector:
-            return space.scale(-1, answer.whole)
-
-        def attempt(damping: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def attempt(damping: jax.Array) -> tuple[Answer, jax.Array]:
             answer = model.answer(damping)
-            return loss(step(answer)), answer.predicted
+            return answer, loss(space.scale(-1, answer.whole))
 
-        losses, predicted = jax.lax.map(attempt, dampings)
+        # Kept, because an answer may take a factorisation.
+        answers, losses = jax.lax.map(attempt, dampings)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
         if self.target is not None:
-            ratios = reduction_ratio(loss(None), losses, predicted)
+            ratios = reduction_ratio(loss(None), losses, answers.predicted)
             good = ratios >= evaluate_schedule(self.target, count, losses.dtype)
             # λ ascends: the first is the smallest.
             best = jnp.where(jnp.any(good), jnp.argmax(good), best)
-        damping = dampings[best]
+        damping, answer = dampings[best], space.get(answers, best)
         one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
-        answer = model.answer(damping)
-        proposal = Proposal(step(answer), damping, one, zero, answer, after=losses[best])
+        proposal = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer, after=losses[best])
         return measured(proposal, problem, answer.predicted)
 
     def learn(self, state: jax.Array, count: jax.Array, proposal: Proposal, taken: jax.Array) -> jax.Array:

@@ -113,7 +113,8 @@ class row_space(Solver):
         else:
             r, matrix, slope = normal_equations(fn, layout, self.chunk_size)
             J = None
-        found = LeastSquares(matrix, slope, J, space.norm(r), pull, restore, {"products": _passes(fn, layout, rows)})
+        stats = {"products": _passes(fn, layout, rows)}
+        found = LeastSquares(matrix, slope, J, space.norm(matrix), space.norm(r), pull, restore, stats)
         return dataclasses.replace(found, foreign=found.differs(g, layout.rounding)), state
 
     def _check_memory(self, rows: int, layout: Space, by_points: bool) -> None:
@@ -145,6 +146,7 @@ class LeastSquares:
       matrix: A.
       slope: r in the row space, Jᵀr in the column space.
       jacobian: J in the row space; None in the column space, where coordinates are the direction itself.
+      peak: ‖A‖ in the Frobenius norm: the largest eigenvalue, or a little more.
       length: ‖r‖.
       pull: μp, towards which λ draws the step.
       restore: from a flat array to a vector.
@@ -155,6 +157,7 @@ class LeastSquares:
     matrix: jax.Array
     slope: jax.Array
     jacobian: jax.Array | None
+    peak: jax.Array
     length: jax.Array
     pull: jax.Array
     restore: Callable[[jax.Array], Vector]
@@ -163,8 +166,7 @@ class LeastSquares:
 
     def answer(self, damping: jax.Array) -> Answer:
         """d(λ) = Bᵀy − μp, (A + λI) y = slope + coordinates of μp; B is J in the row space, I in the column space."""
-        A, eps = self.matrix, jnp.finfo(self.matrix.dtype).eps
-        peak = jnp.linalg.norm(A)  # the largest eigenvalue, or a little more
+        A, peak, eps = self.matrix, self.peak, jnp.finfo(self.matrix.dtype).eps
         lowest = max(32, A.shape[0]) * eps * peak
         pulled = self._push(self.pull)
         signs = jax.random.rademacher(jax.random.PRNGKey(0), self.slope.shape, A.dtype)
@@ -173,8 +175,8 @@ class LeastSquares:
         lifted = jnp.maximum(damping, lowest)
         factor = jax.lax.linalg.cholesky(A + lifted * jnp.eye(A.shape[0], dtype=A.dtype), symmetrize_input=False)
         direct = _Solved(_solve(factor, right), jnp.zeros_like(peak))
-        failed = (damping == 0) | ~space.all_finite((factor, direct))
-        usable = space.all_finite((A, right))
+        failed = (damping == 0) | ~space.all_finite(direct)
+        usable = space.all_finite((peak, right))
         found = space.when(failed & usable, lambda _: self._pseudo_inverse(right, damping, lowest), direct)
         y = found.columns[:, 0]
         step, spread = self._pull(y), self._pull(found.columns[:, 1])
@@ -200,7 +202,7 @@ class LeastSquares:
     def differs(self, g: jax.Array, rounding: float) -> jax.Array:
         """Whether g is not Jᵀr, beyond what rounding explains."""
         difference = space.norm(g - self._pull(self.slope))
-        noise = 32 * max(rounding, float(jnp.finfo(g.dtype).eps)) * jnp.sqrt(jnp.linalg.norm(self.matrix)) * self.length
+        noise = 32 * max(rounding, float(jnp.finfo(g.dtype).eps)) * jnp.sqrt(self.peak) * self.length
         return ~(difference <= _DOUBT * space.norm(g) + noise)
 
     def _pseudo_inverse(self, right: jax.Array, damping: jax.Array, lowest: jax.Array) -> _Solved:
