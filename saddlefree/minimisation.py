@@ -18,8 +18,9 @@ import numpy as np
 from saddlefree import checks, descent
 from saddlefree.descent import MinimiseState
 from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
-from saddlefree.residuals import ResidualFn, count
+from saddlefree.residuals import ResidualFn, count, pointwise
 from saddlefree.rules.base import Rule
+from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import Solver, check_solver
 from saddlefree.solvers.quasi_newton import quasi_newton
 from saddlefree.solvers.row_space import row_space
@@ -27,6 +28,8 @@ from saddlefree.space import Space, Tree
 
 DENSE = 5_000
 """The most parameters, or residuals, for which a matrix of their number squared is the default."""
+PASSES = 100
+"""The most passes over all residuals in a step that are the default."""
 
 
 class Status(enum.IntEnum):
@@ -91,11 +94,15 @@ def choose(layout: Space) -> Solver:
     return quasi_newton() if layout.size <= DENSE else DEFAULT_ADAPTIVE
 
 
-def choose_for_residuals(layout: Space, rows: int) -> Solver:
-    """The default solver of `least_squares`: Gauss-Newton with exact linear algebra where a Gram matrix is little."""
-    solver = row_space()
+def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Solver, Rule | None]:
+    """The default of `least_squares`: Gauss-Newton with exact linear algebra where the matrices are little."""
+    solver, rows = row_space(), count(residual_fn, layout.like)
     needed = rows * layout.size * jnp.dtype(layout.dtype).itemsize
-    return solver if min(rows, layout.size) <= DENSE and needed <= solver.max_bytes // 2 else choose(layout)
+    # Otherwise each row or column of the Jacobian is a pass over all residuals.
+    most = DENSE if isinstance(residual_fn, pointwise) else PASSES
+    if min(rows, layout.size) <= most and needed <= solver.max_bytes // 2:
+        return solver, damping_search(target=0.25)
+    return choose(layout), None
 
 
 def minimise(
@@ -173,9 +180,11 @@ def least_squares(
       residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
         each depends on one point of the data, which is cheaper.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000 and the Jacobian
-        takes no more than half of its `max_bytes`, otherwise that of `minimise`. Any other solver works too.
-      rule: as in `minimise`, and so are all further arguments.
+      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000, or 100 without
+        `pointwise`, and the Jacobian takes no more than half of its `max_bytes`; otherwise that of `minimise`. Any
+        other solver works too.
+      rule: None is `damping_search(target=0.25)` with `row_space` by default, otherwise as in `minimise`, and so are
+        all further arguments.
       max_steps: the most steps of this call, ≥ 0.
       tolerance: it has converged where ‖Jᵀr‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
       seconds: None, or the time that this call may take, > 0.
@@ -193,8 +202,9 @@ def least_squares(
     """
     params = checks.arrays(params)
     checks.real_parameters(params)
-    layout = Space(params)
-    solver = choose_for_residuals(layout, count(residual_fn, params)) if solver is None else solver
+    if solver is None:
+        solver, default = choose_for_residuals(residual_fn, Space(params))
+        rule = default if rule is None else rule
     limits = max_steps, tolerance, seconds
     return _driven(residual_fn, True, params, solver, rule, limits, (callback, every, progress), seed, state)
 

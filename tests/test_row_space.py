@@ -12,6 +12,7 @@ from problems import network_batch, network_loss, network_params, network_residu
 
 import saddlefree as sf
 from saddlefree import residuals
+from saddlefree.minimisation import choose_for_residuals
 from saddlefree.model import Result
 from saddlefree.problem import Problem
 from saddlefree.space import Space
@@ -297,3 +298,16 @@ def test_residuals_of_another_loss_are_found():
     sf.check_value_fn(value_fn, params, residual_fn=lambda p: network_residuals(p, batch))
     with pytest.raises(ValueError, match=r"residual_fn must return residuals r whose half squared norm is the loss"):
         sf.check_value_fn(value_fn, params, residual_fn=lambda p: 4 * network_residuals(p, batch))
+
+
+def test_default_of_least_squares_counts_passes():
+    """By points up to 5,000; for other functions a row is a pass over all residuals, and quasi-Newton is cheaper."""
+    layout, J = Space(jnp.zeros(200)), jnp.ones((120, 200))
+    for fn, exact in (
+        (linear(J, J[:, 0], True), True),
+        (linear(J, J[:, 0], False), False),
+        (linear(J[:100], J[:100, 0], False), True),
+    ):
+        solver, rule = choose_for_residuals(fn, layout)
+        assert (solver == sf.row_space()) == exact
+        assert rule == (sf.damping_search(target=0.25) if exact else None)
