@@ -103,7 +103,8 @@ def test_a_loss_that_stalls_on_rounding_says_so():
     assert result.status == sf.Status.STALLED
     assert "float64" in result.status.message
     assert result.steps < 300
-    assert jnp.linalg.norm(jax.grad(loss)(result.params)) < 1e-4 * jnp.linalg.norm(jax.grad(loss)(jnp.zeros(3)))
+    # The lowest loss, to its rounding, leaves a gradient of √ε = 3e-4 of the first.
+    assert jnp.linalg.norm(jax.grad(loss)(result.params)) < 5e-3 * jnp.linalg.norm(jax.grad(loss)(jnp.zeros(3)))
 
 
 def test_numbers_that_are_not_finite_end_a_run():
