@@ -7,25 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from problems import Given
 
 import saddlefree as sf
-from saddlefree.model import Answer
 from saddlefree.problem import Problem
 from saddlefree.rules.line_search import NOISE
 from saddlefree.space import Space
-
-
-class Given:
-    """A model whose direction is given."""
-
-    stats = {}  # noqa: RUF012
-
-    def __init__(self, direction):
-        self.direction = direction
-
-    def answer(self, damping):
-        zero = jnp.zeros_like(damping)
-        return Answer(self.direction, zero, zero.astype(jnp.int32), {})
 
 
 def search(rule, loss, x, d, started=True):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from problems import network_batch, network_loss, network_params
+from problems import Given, network_batch, network_loss, network_params
 
 import saddlefree as sf
 from saddlefree.model import Answer
@@ -15,19 +15,6 @@ from saddlefree.rules.base import Proposal, predicted_change, reduction_ratio
 from saddlefree.space import Space
 
 SADDLE = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2) + 0.25 * x[1] ** 4  # noqa: E731
-
-
-class Given:
-    """A model whose direction is given."""
-
-    stats = {}  # noqa: RUF012
-
-    def __init__(self, direction):
-        self.direction = direction
-
-    def answer(self, damping):
-        zero = jnp.zeros_like(damping)
-        return Answer(self.direction, zero, zero.astype(jnp.int32), {})
 
 
 def propose(rule, matvec, g, direction, previous, damping, loss=lambda step: jnp.zeros(())):
