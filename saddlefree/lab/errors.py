@@ -2,6 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn, TypeVar
+
+Entry = TypeVar("Entry")
 
 
 class UserError(Exception):
@@ -24,3 +27,21 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+class Registry(dict[str, Entry]):
+    """What a user can name. `kind` is the word for an entry; `saddlefree KINDs` lists them."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Adds an entry, whose name must be new."""
+        if name in self:
+            raise UserError(f"{self.kind} {name!r} is there already: give yours another name")
+        self[name] = entry
+
+    def __missing__(self, name: str) -> NoReturn:
+        hint = nearest(name, self, f"`saddlefree {self.kind}s` lists them")
+        raise UserError(f"{self.kind} {name!r} is not known: {hint}")

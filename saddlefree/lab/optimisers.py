@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import saddlefree as sf
-from saddlefree.lab.errors import UserError, nearest
+from saddlefree.lab.errors import Registry, UserError
 from saddlefree.lab.paper import TUNED
 from saddlefree.lab.settings import Setting, parsed
 
@@ -54,7 +54,8 @@ class Optimiser:
         return made if isinstance(made, methods.Method) else methods.transformed(made, around)
 
 
-OPTIMISERS: dict[str, Optimiser] = {}
+OPTIMISERS = Registry[Optimiser]("optimiser")
+find = OPTIMISERS.__getitem__
 
 
 def optimiser(name: str, about: str, settings: dict[str, Setting], **entry: Any) -> Callable[[Any], Any]:
@@ -71,20 +72,10 @@ def optimiser(name: str, about: str, settings: dict[str, Setting], **entry: Any)
     """
 
     def add(make: Callable) -> Callable:
-        if name in OPTIMISERS:
-            raise UserError(f"optimiser {name!r} is there already: give yours another name")
-        OPTIMISERS[name] = Optimiser(about, make, settings, **entry)
+        OPTIMISERS.add(name, Optimiser(about, make, settings, **entry))
         return make
 
     return add
-
-
-def find(name: str) -> Optimiser:
-    """An optimiser by its name."""
-    if name not in OPTIMISERS:
-        hint = nearest(name, OPTIMISERS, "`saddlefree optimisers` lists them")
-        raise UserError(f"optimiser {name!r} is not known: {hint}")
-    return OPTIMISERS[name]
 
 
 def configured(name: str, problem: str, changes: Mapping[str, Any]) -> dict[str, Any]:

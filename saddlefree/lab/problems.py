@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from saddlefree.lab.errors import UserError, nearest
+from saddlefree.lab.errors import Registry
 from saddlefree.lab.settings import Setting, parsed
 
 if TYPE_CHECKING:
@@ -60,14 +60,9 @@ class Problem:
         return sum((n + 1) * m for n, m in itertools.pairwise(layers))
 
 
-PROBLEMS: dict[str, Problem] = {}
-
-
-def register(name: str, entry: Problem) -> None:
-    """Adds a problem, whose name must be new."""
-    if name in PROBLEMS:
-        raise UserError(f"problem {name!r} is there already: give yours another name")
-    PROBLEMS[name] = entry
+PROBLEMS = Registry[Problem]("problem")
+register = PROBLEMS.add
+find = PROBLEMS.__getitem__
 
 
 def problem(name: str, title: str, *, epochs: int, **entry: Any) -> Callable[[Any], Any]:
@@ -85,14 +80,6 @@ def problem(name: str, title: str, *, epochs: int, **entry: Any) -> Callable[[An
         return make
 
     return add
-
-
-def find(name: str) -> Problem:
-    """A problem by its name."""
-    if name not in PROBLEMS:
-        hint = nearest(name, PROBLEMS, "`saddlefree problems` lists them")
-        raise UserError(f"problem {name!r} is not known: {hint}")
-    return PROBLEMS[name]
 
 
 def _late(module: str, function: str, **given: Any) -> "Callable[..., Task]":
