@@ -1,7 +1,7 @@
 """Errors that a user can cause and mend."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn, TypeVar
 
 Entry = TypeVar("Entry")
@@ -30,11 +30,11 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 class Registry(dict[str, Entry]):
-    """What a user can name. `kind` is the word for an entry; `saddlefree KINDs` lists them."""
+    """What a user can name: `kind` is the word for an entry, `otherwise` the hint where no name is like the one given."""
 
-    def __init__(self, kind: str):
-        super().__init__()
-        self.kind = kind
+    def __init__(self, kind: str, entries: Mapping[str, Entry] | None = None, otherwise: str = ""):
+        super().__init__(entries or {})
+        self.kind, self.otherwise = kind, otherwise
 
     def add(self, name: str, entry: Entry) -> None:
         """Adds an entry, whose name must be new."""
@@ -43,5 +43,5 @@ class Registry(dict[str, Entry]):
         self[name] = entry
 
     def __missing__(self, name: str) -> NoReturn:
-        hint = nearest(name, self, f"`saddlefree {self.kind}s` lists them")
+        hint = nearest(name, self, self.otherwise or f"there are {', '.join(self)}")
         raise UserError(f"{self.kind} {name!r} is not known: {hint}")

@@ -54,7 +54,7 @@ class Optimiser:
         return made if isinstance(made, methods.Method) else methods.transformed(made, around)
 
 
-OPTIMISERS = Registry[Optimiser]("optimiser")
+OPTIMISERS = Registry[Optimiser]("optimiser", otherwise="`saddlefree optimisers` lists them")
 find = OPTIMISERS.__getitem__
 
 

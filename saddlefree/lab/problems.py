@@ -60,7 +60,7 @@ class Problem:
         return sum((n + 1) * m for n, m in itertools.pairwise(layers))
 
 
-PROBLEMS = Registry[Problem]("problem")
+PROBLEMS = Registry[Problem]("problem", otherwise="`saddlefree problems` lists them")
 register = PROBLEMS.add
 find = PROBLEMS.__getitem__
 

@@ -24,23 +24,14 @@ def place(tmp_path, monkeypatch):
     """An empty folder to work in, eighty columns, and registries that are as before afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(display.CONSOLE, "_width", 80)
-    for registry in (problems.PROBLEMS, optimisers.OPTIMISERS, plugins.LOADED, sys.modules):
-        if registry is not sys.modules:
-            before = dict(registry)
-            monkeypatch.setattr(*_of(registry), before)
-    known = set(sys.modules)
+    before = [(entries, dict(entries)) for entries in (problems.PROBLEMS, optimisers.OPTIMISERS, plugins.LOADED)]
     yield tmp_path
-    for name in set(sys.modules) - known:
+    for entries, known in before:
+        entries.clear()
+        entries.update(known)
+    for name in list(sys.modules):
         if name.startswith("saddlefree_plugin_"):
             del sys.modules[name]
-
-
-def _of(registry):
-    return next(
-        (module, name)
-        for module, name in ((problems, "PROBLEMS"), (optimisers, "OPTIMISERS"), (plugins, "LOADED"))
-        if getattr(module, name) is registry
-    )
 
 
 @pytest.fixture
