@@ -14,7 +14,7 @@ import tyro
 from rich.markup import escape
 
 from saddlefree.lab import optimisers as registry
-from saddlefree.lab import problems
+from saddlefree.lab import problems, studies
 from saddlefree.lab.arguments import (
     COUNT,
     EPOCHS,
@@ -36,13 +36,12 @@ from saddlefree.lab.arguments import (
     seconds,
 )
 from saddlefree.lab.display import CONSOLE, ERRORS, progress, trials
-from saddlefree.lab.errors import Interrupted, UserError, nearest
+from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.listing import list_optimisers, list_problems, number, say, show
 from saddlefree.lab.settings import Setting
 
 DIVERGED = 3
 """The exit code of a run that diverged."""
-STUDIES = ("saddle", "truncation", "accelerators", "spectrum")
 _DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
 
 
@@ -314,15 +313,6 @@ def study(
       data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"study-{name}")
-    if name not in STUDIES:
-        hint = nearest(name, STUDIES, f"there are {', '.join(STUDIES)}")
-        raise UserError(f"study {name!r} is not known: {hint}")
-    for option, value in (("seeds", seeds), ("steps", steps)):
-        if value is not None:
-            COUNT.parse(option, value)
-
-    from saddlefree.lab import studies
-
     with progress() as listener:
         studies.study(
             name,

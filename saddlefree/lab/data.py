@@ -6,7 +6,6 @@ then downloaded into that cache. Nothing is ever unpickled: whoever can write a 
 
 import contextlib
 import dataclasses
-import difflib
 import gzip
 import hashlib
 import http.client
@@ -21,14 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import rich.console
 import rich.filesize
 import rich.progress
 
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.display import ERRORS
+from saddlefree.lab.errors import Registry, UserError
 
 SYSTEM = pathlib.Path("/usr/share/datasets")  # where Debian's dataset-fashion-mnist puts it
-CONSOLE = rich.console.Console(stderr=True)
 
 Examples = tuple[np.ndarray, np.ndarray]
 """(inputs, targets)"""
@@ -89,7 +87,7 @@ def load(name: str, data_dir: str | None = None, download: bool = True) -> Datas
     """The data set `name`; where only a part of it is at hand, that part, and a line on stderr says so.
 
     Args:
-      name: one of `NAMES`.
+      name: one of SETS.
       data_dir: the folder that holds the folder `name`; without it, the environment variable SADDLEFREE_DATA says.
       download: whether a set that is nowhere at hand is downloaded into the user's cache.
     """
@@ -99,7 +97,7 @@ def load(name: str, data_dir: str | None = None, download: bool = True) -> Datas
             _fetch(file, folder)
     dataset = _read(name, folder)
     if dataset.partial:
-        CONSOLE.print(f"{name}: {dataset.partial} at hand", style="bold yellow", highlight=False, soft_wrap=True)
+        ERRORS.print(f"{name}: {dataset.partial} at hand", style="bold yellow", highlight=False, soft_wrap=True)
     return dataset
 
 
@@ -119,9 +117,7 @@ def status(name: str, data_dir: str | None = None) -> str:
 
 def _find(name: str, data_dir: str | None) -> pathlib.Path:
     """The first folder that is there, or else the one in the user's cache."""
-    if name not in SETS:
-        nearest = difflib.get_close_matches(name, NAMES, 1, cutoff=0)[0]
-        raise UserError(f"unknown data set {name!r}; did you mean {nearest}? There are {', '.join(NAMES)}")
+    SETS[name]  # or an error
     given = data_dir or os.environ.get("SADDLEFREE_DATA")
     places = [pathlib.Path(given).expanduser().absolute()] if given else []
     return next((place / name for place in [*places, SYSTEM] if (place / name).is_dir()), _cache() / name)
@@ -169,7 +165,7 @@ def _download(file: File, path: pathlib.Path) -> None:
     )
     with (
         urllib.request.urlopen(file.url, timeout=60) as response,
-        rich.progress.Progress(*columns, console=CONSOLE) as progress,
+        rich.progress.Progress(*columns, console=ERRORS) as progress,
         path.open("wb") as target,
     ):
         size = int(response.headers.get("Content-Length", file.size))
@@ -357,14 +353,16 @@ _CIFAR = _files(
     members=(*(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)), "cifar-10-batches-bin/test_batch.bin"),
 )
 # The first two have no official split: a random fifth is for test.
-SETS = {
-    "digits": Spec(_digits, 1438, 359, (8, 8, 1)),
-    "diabetes": Spec(_diabetes, 354, 88, (10,)),
-    "uci-energy": Spec(_table, 692, 76, (8,), _ENERGY),
-    "kin8nm": Spec(_table, 7373, 819, (8,), _KIN8NM),
-    "uci-protein": Spec(_table, 41_157, 4573, (9,), _PROTEIN),
-    "fashion-mnist": Spec(_idx, 60_000, 10_000, (28, 28, 1), _FASHION),
-    "svhn": Spec(_matlab, 73_257, 26_032, (32, 32, 3), _SVHN),
-    "cifar-10": Spec(_records, 50_000, 10_000, (32, 32, 3), _CIFAR),
-}
-NAMES = tuple(SETS)
+SETS = Registry(
+    "data set",
+    {
+        "digits": Spec(_digits, 1438, 359, (8, 8, 1)),
+        "diabetes": Spec(_diabetes, 354, 88, (10,)),
+        "uci-energy": Spec(_table, 692, 76, (8,), _ENERGY),
+        "kin8nm": Spec(_table, 7373, 819, (8,), _KIN8NM),
+        "uci-protein": Spec(_table, 41_157, 4573, (9,), _PROTEIN),
+        "fashion-mnist": Spec(_idx, 60_000, 10_000, (28, 28, 1), _FASHION),
+        "svhn": Spec(_matlab, 73_257, 26_032, (32, 32, 3), _SVHN),
+        "cifar-10": Spec(_records, 50_000, 10_000, (32, 32, 3), _CIFAR),
+    },
+)

@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 class Registry(dict[str, Entry]):
-    """What a user can name: `kind` is the word for an entry, `otherwise` the hint where no name is like the one given."""
+    """What a user can name; `kind` is the word for an entry, `otherwise` the hint where no known name is alike."""
 
     def __init__(self, kind: str, entries: Mapping[str, Entry] | None = None, otherwise: str = ""):
         super().__init__(entries or {})

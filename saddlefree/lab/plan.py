@@ -150,9 +150,11 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
     if plans:
         first = plans[0]
         entry = problems.find(first.problem)
+        own = entry.variant()
         config |= {
             "title": entry.title,
             "problem": first.problem,
+            "variant": {name: value for name, value in first.variant.items() if value != own[name]},
             "optimisers": {plan.optimiser: plan.values for plan in plans},
             "seeds": list(first.seeds),
             "epochs": first.steps and first.steps / first.steps_per_epoch,

@@ -114,11 +114,16 @@ def _comparison(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
             troubles.append((name, f"diverged with seed{'s' * (len(diverged) > 1)} {', '.join(diverged)}."))
     test = config.get("test", "loss")
     return Content(
-        [results(config["problem"], rows, test)],
+        [_results(config, rows)],
         sections(folder / "figures", runs, labels(test), _read_solutions(folder, config)),
         _sentence(config, rows, test),
         troubles,
     )
+
+
+def _results(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Final values, beside the paper's unless it is a variant of its problem, which is another one."""
+    return results("" if config.get("variant") else config["problem"], rows, config.get("test", "loss"))
 
 
 def _comparisons(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
@@ -133,7 +138,7 @@ def _several(folder: pathlib.Path, inside: Mapping[pathlib.Path, Mapping[str, An
     for each, config in inside.items():
         _require(each / "config.json", config, {"title": str, **CONFIG})
         rows = _read_rows(each)
-        table = results(config["problem"], rows, config.get("test", "loss"))
+        table = _results(config, rows)
         tables.append(table._replace(caption=f"{config['title']}. {table.caption}"))
         found = _read_runs(each / "metrics.jsonl", config)
         runs.append({name: list(seeds.values()) for name, seeds in found.items()})

@@ -83,7 +83,7 @@ def results(problem: str, rows: Sequence[Mapping[str, Any]], test: str = "loss")
     """The final values of each optimiser, with the paper's where it has them.
 
     Args:
-      problem: its name.
+      problem: its name, or nothing where the paper has no figures to be shown.
       rows: as `statistics.summarise` returns them.
       test: what the test figure is.
     """

@@ -145,12 +145,6 @@ def test_a_mistake_is_one_line_and_code_2(arguments, message, saddlefree, place)
     assert not list(place.iterdir())
 
 
-def test_the_names_of_studies_are_known_before_they_are_imported():
-    from saddlefree.lab import studies
-
-    assert set(cli.STUDIES) == set(studies.STUDIES)
-
-
 def test_a_full_disk_does_not_promise_anything(saddlefree, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device", "metrics.jsonl")
@@ -308,7 +302,8 @@ def test_an_equation_of_ones_own_is_trained_compared_and_reported(saddlefree, pl
     digest = plugins.load([HEAT])["heat.py"]
     train, compared = (read_json(place / folder / "config.json") for folder in "tc")
     assert train["plugins"] == compared["plugins"] == train["plan"]["plugin"] == {"heat.py": digest}
-    assert train["plan"]["variant"] == {"kappa": 0.5}
+    assert train["plan"]["variant"] == train["variant"] == {"kappa": 0.5}
+    assert compared["variant"] == {}
     assert "kappa" in saddlefree("problems heat", *plugin)[1]
     # A report needs no plugin, nor looks for one.
     script = "import sys; from saddlefree.lab.cli import main; main(['report', 'c'])"

@@ -272,7 +272,7 @@ def test_matlab(rng, tmp_path):
 
 
 def test_records_of_the_batches_that_are_there(rng, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data, "CONSOLE", Console(stderr=True, width=40))  # not to break the line
+    monkeypatch.setattr(data, "ERRORS", Console(stderr=True, width=40))  # not to break the line
     truth, files = cifar(rng, batches=(2, 4))
     write(tmp_path / "cifar-10", files)
     dataset = data.load("cifar-10", str(tmp_path))
@@ -339,7 +339,7 @@ def test_status_of_an_incomplete_folder_is_one_short_line(tmp_path):
 
 def test_unknown_name():
     for call in (data.load, data.status):
-        with pytest.raises(UserError, match=r"unknown data set 'cifar10'; did you mean cifar-10\?"):
+        with pytest.raises(UserError, match=r"data set 'cifar10' is not known: did you mean cifar-10\?"):
             call("cifar10")
 
 
@@ -522,7 +522,7 @@ def test_the_pickled_version_of_cifar_is_refused_and_not_opened(tmp_path):
         data.load("cifar-10", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", [name for name in data.NAMES if data.SETS[name].files])
+@pytest.mark.parametrize("name", [name for name, spec in data.SETS.items() if spec.files])
 def test_no_file_is_unpickled(name, tmp_path):
     files = dict.fromkeys((n for file in data.SETS[name].files for n in file.names), pickle.dumps(Trap()))
     write(tmp_path / name, files)

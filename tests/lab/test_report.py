@@ -197,6 +197,15 @@ def test_training_run_of_one_seed(tmp_path):
     assert report.write(tmp_path).path.read_text() == first
 
 
+def test_a_variant_is_not_the_papers_problem(tmp_path):
+    runs = {"adam": compare_runs()["adam"]}
+    for variant, beside in (({}, True), ({"width": 6, "activation": "tanh"}, False)):
+        page = Page(report.write(write_folder(tmp_path, runs, variant=variant)).path.read_text())
+        assert ("paper: 6.57e-4" in page.text) == beside
+        assert ("width = 6, activation = tanh" in page.text) != beside
+    assert "paper" not in (tmp_path / "table.md").read_text()
+
+
 def write_solution(folder, prediction):
     folder.mkdir(parents=True, exist_ok=True)
     truth = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

@@ -156,7 +156,7 @@ def test_every_item_can_be_done():
     assert len(set(names)) == len(names)
     for item in reproduce.ITEMS:
         if isinstance(item, reproduce.Study):
-            studies.find(item.name)
+            assert item.name in studies.STUDIES
         else:
             problems.find(item.part)
             optimisers.configured(item.optimiser, item.part, dict(item.changes))

@@ -1,74 +1,45 @@
 """The paper's studies, and one of the Hessian's eigenvalues: each computes its numbers and draws its figures.
 
-A study's folder holds `config.json` with the tables and the list of figures, `metrics.jsonl` with the curves, and at
-the end `summary.json` with the numbers.
+A study is a module of this package with a function `compute`, and a function `plan` where it trains. Its folder holds
+`config.json` with the tables and the list of figures, `metrics.jsonl` with the curves, and at the end `summary.json`
+with the numbers. The registry loads without JAX.
 """
 
 import dataclasses
+import importlib
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
-import matplotlib
-
-from saddlefree.lab import events, figures, plan, run
-from saddlefree.lab.errors import UserError, nearest
-from saddlefree.lab.metrics import write_json, write_lines
-from saddlefree.lab.plan import Plan
-from saddlefree.lab.studies import accelerators, saddle, spectrum, truncation
-from saddlefree.lab.studies.base import Compute, Work
-from saddlefree.lab.task import Task
+from saddlefree.lab import events
+from saddlefree.lab.errors import Registry, UserError
+from saddlefree.lab.problems import PROBLEMS
+from saddlefree.lab.settings import Setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
     """An entry of the registry."""
 
-    about: str
     title: str
-    compute: Compute
-    options: dict[str, Any]  # those that it has, with their defaults
-    plan: Callable[[dict[str, Any], Task], list[Plan]] = lambda options, task: []  # what it trains
-    least: int = 1  # steps
+    settings: dict[str, Setting]
+    problem: str | None = None  # what is trained unless the user says otherwise; None: nothing is
 
 
-STUDIES = {
-    "saddle": Study(
-        "four ways down from a point next to a saddle (Figure 1)",
-        "Motivation: leaving a saddle",
-        saddle.compute,
-        {"steps": 20},
-    ),
-    "truncation": Study(
-        "how many terms the series needs on UCI Energy (Appendix B.4)",
-        "Effect of truncation length",
-        truncation.compute,
-        {"seeds": 10, "steps": 6000, "problem": "uci-energy"},
-        truncation.plan,
-    ),
-    "accelerators": Study(
-        "seven accelerators of the series on random Hessians (Appendix B.5)",
-        "Comparison of series accelerators",
-        accelerators.compute,
-        {"seeds": 5, "steps": 1000},
-        least=accelerators.LEAST,
-    ),
-    "spectrum": Study(
-        "the eigenvalues of the Hessian along training",
-        "The Hessian's spectrum along training",
-        spectrum.compute,
-        {"steps": 1000, "problem": "digits"},
-        spectrum.plan,
-    ),
-}
+def _count(default: int, low: int = 1) -> Setting:
+    return Setting(default, low=low, high=10**9, whole=True)
 
 
-def find(name: str) -> Study:
-    """A study by its name."""
-    if name not in STUDIES:
-        hint = nearest(name, STUDIES, f"there are {', '.join(STUDIES)}")
-        raise UserError(f"study {name!r} is not known: {hint}")
-    return STUDIES[name]
+STUDIES = Registry(
+    "study",
+    {
+        "saddle": Study("Motivation: leaving a saddle", {"steps": _count(20)}),
+        "truncation": Study(
+            "Effect of truncation length", {"seeds": _count(10), "steps": _count(6000)}, problem="uci-energy"
+        ),
+        "accelerators": Study("Comparison of series accelerators", {"seeds": _count(5), "steps": _count(1000, low=10)}),
+        "spectrum": Study("The Hessian's spectrum along training", {"steps": _count(1000)}, problem="digits"),
+    },
+)
 
 
 def study(
@@ -94,28 +65,33 @@ def study(
       resume: whether the folder may hold this study already.
       listener: is told of what happens.
     """
-    entry = find(name)
-    options = _options(name, entry, {"seeds": seeds, "steps": steps, "problem": problem})
-    task = Task(lambda key: (None, None), None, {})
-    if "problem" in options:
-        task = run.load(options["problem"], data_dir)
+    entry = STUDIES[name]
+    options: dict[str, Any] = {option: setting.default for option, setting in entry.settings.items()}
+    options |= {"problem": entry.problem} if entry.problem else {}
+    for option, value in (("seeds", seeds), ("steps", steps), ("problem", problem)):
+        if value is not None:
+            if option not in options:
+                raise UserError(f"{name} has no {option}: leave out --{option}, or give {', '.join(options)}")
+            options[option] = value if option == "problem" else entry.settings[option].parse(option, value)
+    if entry.problem:
+        PROBLEMS[options["problem"]]  # or an error, before anything heavy is imported
+
+    import matplotlib
+
+    from saddlefree.lab import figures, plan, run
+    from saddlefree.lab.metrics import write_json, write_lines
+    from saddlefree.lab.studies.base import Work
+    from saddlefree.lab.task import Task
+
+    module = importlib.import_module(f"saddlefree.lab.studies.{name}")
+    task = run.load(options["problem"], data_dir) if entry.problem else Task(lambda key: (None, None), None, {})
     config = plan.configuration("study", [], task, study=name, title=entry.title, plan={"study": name, **options})
     run.open_folder(folder, config, resume)
     if (folder / "summary.json").exists():
         return
+    plans = module.plan(options, task) if entry.problem else []
     with matplotlib.rc_context(figures.STYLE):
-        findings = entry.compute(Work(folder, options, entry.plan(options, task), task, listener))
+        findings = module.compute(Work(folder, options, plans, task, listener))
     write_lines(folder / "metrics.jsonl", findings.lines)
     write_json(folder / "config.json", {**config, "figures": findings.figures, "tables": findings.tables})
     write_json(folder / "summary.json", findings.summary)
-
-
-def _options(name: str, entry: Study, given: dict[str, Any]) -> dict[str, Any]:
-    given = {option: value for option, value in given.items() if value is not None}
-    for option, value in given.items():
-        if option not in entry.options:
-            raise UserError(f"{name} has no {option}: leave out --{option}, or give {', '.join(entry.options)}")
-        least = entry.least if option == "steps" else 1
-        if option != "problem" and value < least:
-            raise UserError(f"{option} must be a whole number ≥ {least} for {name}, got {value}")
-    return {**entry.options, **given}

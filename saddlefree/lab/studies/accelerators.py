@@ -37,7 +37,6 @@ ACCELERATORS: dict[str, Callable[[int], Accelerator]] = {
 ORDERS = (1, 2, 3, 4)
 DRAWN = (1, 2)
 SHOWN = (10, 30, 100, 300, 1000)
-LEAST = max(make(order).num_sums for make in ACCELERATORS.values() for order in ORDERS)
 
 
 class Curve(NamedTuple):

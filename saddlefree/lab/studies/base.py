@@ -1,7 +1,7 @@
 """What studies share: how they are called, what they find, and how a figure is kept."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -31,9 +31,6 @@ class Work(NamedTuple):
     plans: Sequence[Plan]  # what it trains
     task: Task  # of the option `problem`; without this option it is empty
     listener: Listener
-
-
-Compute = Callable[[Work], Findings]
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, caption: str, columns: int = 0) -> Record:

@@ -1,10 +1,8 @@
 """The eigenvalues of the training loss's Hessian along training with Adam, by stochastic Lanczos quadrature."""
 
-import math
 import pathlib
-import shutil
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +12,9 @@ from matplotlib.figure import Figure
 import saddlefree as sf
 from saddlefree.density import Density
 from saddlefree.lab import events, optimisers, tables
-from saddlefree.lab.events import Listener
+from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.figures import COLOURS
+from saddlefree.lab.metrics import read_lines, write_lines
 from saddlefree.lab.plan import Plan, build
 from saddlefree.lab.program import precision
 from saddlefree.lab.run import run
@@ -29,25 +28,16 @@ RESOLUTION = 1e-3
 """Ritz values θ within ±RESOLUTION · max |θ| stand for many eigenvalues around 0: their sign says nothing."""
 
 
-class Snapshot(NamedTuple):
-    """What is seen at one step."""
-
-    step: int
-    loss: float
-    density: Density
-
-    def figures(self) -> dict[str, float]:
-        """The table's numbers."""
-        values, weights = (np.asarray(part, np.float64) for part in self.density)
-        sizes = np.abs(values)
-        return {
-            "step": self.step,
-            "train": self.loss,
-            "smallest": float(np.min(values)),
-            "largest": float(np.max(values)),
-            "negative": float(np.sum(weights[values < -RESOLUTION * np.max(sizes)])),
-            "negative_trace": float(np.sum((weights * sizes)[values < 0]) / np.sum(weights * sizes)),
-        }
+def summarised(density: Density) -> dict[str, float]:
+    """The table's numbers."""
+    values, weights = (np.asarray(part, np.float64) for part in density)
+    sizes = np.abs(values)
+    return {
+        "smallest": float(np.min(values)),
+        "largest": float(np.max(values)),
+        "negative": float(np.sum(weights[values < -RESOLUTION * np.max(sizes)])),
+        "negative_trace": float(np.sum((weights * sizes)[values < 0]) / np.sum(weights * sizes)),
+    }
 
 
 def plan(options: Mapping[str, Any], task: Task) -> list[Plan]:
@@ -57,11 +47,15 @@ def plan(options: Mapping[str, Any], task: Task) -> list[Plan]:
     return [build(options["problem"], OPTIMISER, task, steps=steps, evaluations=powers or (steps,))]
 
 
-def snapshots(plan: Plan, task: Task, folder: pathlib.Path, listener: Listener) -> list[Snapshot]:
-    """The density at the start and at each evaluation."""
+def snapshots(plan: Plan, task: Task, folder: pathlib.Path, listener: Listener) -> list[Line]:
+    """The density at the start and at each evaluation, with the table's numbers.
+
+    Each is kept in `spectra.jsonl` at once: a run that goes on does not look again at what was seen before.
+    """
     # No more examples than it is evaluated with: each density takes about a thousand products.
     train = jax.tree.map(lambda x: x[: plan.evaluated], task.parts["train"])
-    found = []
+    path = folder / "spectra.jsonl"
+    found = {line["step"]: line for line in read_lines(path)}
 
     @jax.jit
     def look(params: Tree, model_state: Tree) -> tuple[jax.Array, Density]:
@@ -71,14 +65,15 @@ def snapshots(plan: Plan, task: Task, folder: pathlib.Path, listener: Listener) 
         return value_fn(params), sf.spectral_density(sf.hessian(value_fn, params), params, num_samples=SAMPLES)
 
     def listen(event: events.Event) -> None:
-        if isinstance(event, events.Started | events.Evaluated):
+        if isinstance(event, events.Started | events.Evaluated) and event.step in {0, *plan.points()} - found.keys():
             loss, density = look(event.state.params, event.state.model_state)
-            found.append(Snapshot(event.step, float(loss), density))
+            parts = {name: part.tolist() for name, part in density._asdict().items()}
+            found[event.step] = {"step": event.step, "train": float(loss), **summarised(density), **parts}
+            write_lines(path, found.values())
         listener(event)
 
-    shutil.rmtree(folder, ignore_errors=True)  # it is not resumed: what was seen of it is not kept
-    run(plan, task, folder, checkpoint_every=math.inf, listener=listen)
-    return found
+    run(plan, task, folder, listener=listen)
+    return list(found.values())
 
 
 def compute(work: Work) -> Findings:
@@ -88,11 +83,7 @@ def compute(work: Work) -> Findings:
         found = snapshots(plan, work.task, work.folder / "runs" / OPTIMISER, work.listener)
         size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(work.task.init, jax.random.key(0))[0]))
         figure = _figure(found, size)
-    rows = [snapshot.figures() for snapshot in found]
-    lines = [
-        {**row, "values": snapshot.density.values.tolist(), "weights": snapshot.density.weights.tolist()}
-        for row, snapshot in zip(rows, found, strict=True)
-    ]
+    rows = [{name: value for name, value in line.items() if name not in Density._fields} for line in found]
     table = {
         "caption": f"Ritz values θ on {problem}: the extreme ones, the share of those below −{RESOLUTION:g} max |θ|, "
         "and the share of negative ones in tr |H|",
@@ -107,24 +98,25 @@ def compute(work: Work) -> Findings:
     }
     caption = f"Density of the Hessian's {size:,} eigenvalues along training with {optimisers.find(OPTIMISER).about}"
     summary = {"problem": problem, "optimiser": OPTIMISER, "parameters": size, "rows": rows}
-    return Findings(lines, summary, [save(figure, work.folder, "spectrum", caption)], [table])
+    return Findings(found, summary, [save(figure, work.folder, "spectrum", caption)], [table])
 
 
-def _figure(found: list[Snapshot], size: int) -> Figure:
+def _figure(found: list[Line], size: int) -> Figure:
     """A panel for each step; they share both scales and the width of the smoothing."""
     figure = Figure(figsize=(5, 0.7 + 1.1 * len(found)), layout="constrained")
     panels = figure.subplots(len(found), sharex=True, sharey=True, squeeze=False)[:, 0]
-    values = np.concatenate([snapshot.density.values for snapshot in found])
+    densities = [Density(*(jnp.asarray(line[name]) for name in Density._fields)) for line in found]
+    values = np.concatenate([density.values for density in densities])
     width = float(np.ptp(values)) / 200
     grid = jnp.linspace(values.min() - 5 * width, values.max() + 5 * width, 1000, dtype=values.dtype)
     # A tenth of the peak of one eigenvalue: what is lower is the tail of a Gaussian.
     bottom = 0.1 / (size * width * np.sqrt(2 * np.pi))
-    for axes, snapshot in zip(panels, found, strict=True):
-        heights = np.maximum(snapshot.density.smooth(grid, width), bottom / 2)
+    for axes, line, density in zip(panels, found, densities, strict=True):
+        heights = np.maximum(density.smooth(grid, width), bottom / 2)
         axes.fill_between(grid, bottom / 2, heights, color=COLOURS[0], alpha=0.3, linewidth=0)
         axes.plot(grid, heights, color=COLOURS[0], linewidth=1.2)
         axes.axvline(0, color=GREY, linewidth=0.8)
-        text = f"step {snapshot.step:,}, loss {tables.number(snapshot.loss)}"
+        text = f"step {line['step']:,}, loss {tables.number(line['train'])}"
         axes.text(0.99, 0.95, text, transform=axes.transAxes, horizontalalignment="right", verticalalignment="top")
     panels[0].set(yscale="log")
     panels[0].set_ylim(bottom=bottom)
