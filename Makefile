@@ -22,7 +22,6 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 bench: .venv/dev.stamp
-	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.compile_time
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.step_cost

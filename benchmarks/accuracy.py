@@ -17,7 +17,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import saddlefree as sf
-from benchmarks.record import write
+from benchmarks.record import step_of, write
 from saddlefree.lab import problems
 
 matplotlib.use("Agg")
@@ -30,14 +30,8 @@ SEEDS = range(5)
 def trained(params: Any, loss: Callable[[Any], jax.Array]) -> Any:
     """The parameters after 100 steps of Adam."""
     tx = optax.adam(1e-2)
-
-    def step(carry: tuple, _: None) -> tuple:
-        params, state = carry
-        updates, state = tx.update(jax.grad(loss)(params), state)
-        return (optax.apply_updates(params, updates), state), None
-
-    (params, _), _ = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, length=100))(params)
-    return params
+    step = step_of(tx, loss)
+    return jax.jit(lambda p: jax.lax.fori_loop(0, 100, lambda _, carry: step(*carry), (p, tx.init(p))))(params)[0]
 
 
 def solvers(V: float) -> dict[tuple[str, int], Any]:

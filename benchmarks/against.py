@@ -21,11 +21,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import saddlefree as now
 from benchmarks import transformer
-from benchmarks.record import network, write
+from benchmarks.record import network, shortest, step_of, write
 from saddlefree.lab import models
 from saddlefree.lab import problems as laboratory
 
@@ -79,13 +78,7 @@ def poisson() -> tuple[Any, Callable[[Any], jax.Array], int]:
 
 def measured(tx: Any, params: Any, value_fn: Callable[[Any], jax.Array], steps: int) -> Callable[[], float]:
     """A function that makes `steps` steps and returns the seconds of one."""
-
-    def step(params: Any, state: Any) -> Any:
-        value, grads = jax.value_and_grad(value_fn)(params)
-        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
-        return optax.apply_updates(params, updates), state
-
-    compiled = jax.jit(step, donate_argnums=(0, 1))
+    compiled = jax.jit(step_of(tx, value_fn), donate_argnums=(0, 1))
     start = jax.jit(lambda p: jax.tree.map(jnp.array, (p, tx.init(p))))
     compiled(*start(params))
 
@@ -122,15 +115,6 @@ def floor(params: Any, value_fn: Callable[[Any], jax.Array], products: int, tria
     return run
 
 
-def shortest(runs: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Of interleaved rounds."""
-    best = dict.fromkeys(runs, float("inf"))
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            best[name] = min(best[name], run())
-    return best
-
-
 def main() -> None:
     """Prints ratios."""
     before = other_revision(sys.argv[1] if len(sys.argv) > 1 else "9b53e9c")
@@ -146,7 +130,7 @@ def main() -> None:
                 "now": measured(tx, params, value_fn, steps),
                 "before": measured(old[name], params, value_fn, steps),
             }
-            best = shortest({**pair, **(extra if "adaptive" in name else {})})
+            best = shortest({**pair, **(extra if "adaptive" in name else {})}, ROUNDS)
             rows.append({"problem": problem, "optimiser": name, **{k: 1e3 * v for k, v in best.items()}})
             print(
                 f"{problem:<12}{name:<28}{1e3 * best['now']:9.2f} ms, before {1e3 * best['before']:9.2f} ms: "

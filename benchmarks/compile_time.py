@@ -1,8 +1,11 @@
-"""Compile time of a step beside that of `optax.adam`: a transformer of 53 leaves, and 192 numbers in 64 leaves or one.
+"""Compile time of a step, from Python to machine code, each in a cleared cache.
 
-Tracing and compiling, each in a cleared cache; rounds are interleaved and the shortest time of each counts.
+Beside that of `optax.adam`: a transformer of 53 leaves, and 192 numbers in 64 leaves or one; rounds are interleaved and
+the shortest time of each counts. Of the series also against its number of terms K, in a loop and unrolled, with the
+memory of a step's temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows.
 """
 
+import functools
 import time
 from typing import Any
 
@@ -12,7 +15,8 @@ import optax
 
 import saddlefree as sf
 from benchmarks import transformer
-from benchmarks.record import write
+from benchmarks.record import network, shortest, step_of, write
+from saddlefree.lab import models
 
 ROUNDS = 3
 OPTIMISERS = {
@@ -28,40 +32,29 @@ OPTIMISERS = {
 }
 
 
-def seconds_to_compile(optimiser: Any, params: Any, value_fn: Any) -> float:
-    """Of one step, from Python to machine code."""
-    tx = optax.with_extra_args_support(optimiser)
-
-    def step(params: Any, state: Any) -> Any:
-        value, grads = jax.value_and_grad(value_fn)(params)
-        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
-        return optax.apply_updates(params, updates), state
-
-    state = jax.eval_shape(tx.init, params)
+def compiled(optimiser: Any, params: Any, value_fn: Any) -> tuple[float, int]:
+    """Seconds to trace and compile one step, and the bytes of its temporaries."""
+    step, state = step_of(optimiser, value_fn), jax.eval_shape(optimiser.init, params)
     jax.clear_caches()
     start = time.perf_counter()
-    jax.jit(step).lower(params, state).compile()
-    return time.perf_counter() - start
+    executable = jax.jit(step).lower(params, state).compile()
+    return time.perf_counter() - start, executable.memory_analysis().temp_size_in_bytes
 
 
-def shortest(cases: dict[str, tuple[Any, Any, Any]]) -> dict[str, float]:
-    """The shortest compile time of each case, in seconds."""
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(ROUNDS):
-        for name, case in cases.items():
-            times[name].append(seconds_to_compile(*case))
-    return {name: min(found) for name, found in times.items()}
+def beside_adam() -> dict[str, Any]:
+    """Seconds and ratios, by optimiser."""
 
+    def times(cases: dict[Any, tuple[Any, Any, Any]]) -> dict[Any, float]:
+        runs = {name: functools.partial(lambda case: compiled(*case)[0], case) for name, case in cases.items()}
+        return shortest(runs, ROUNDS)
 
-def main() -> None:
-    """Prints seconds and ratios."""
     params, tokens = transformer.network(jax.random.key(0)), transformer.batch(jax.random.key(1))
     print(f"{len(jax.tree.leaves(params))} leaves, {optax.tree.size(params)} parameters")
     value_fn = lambda params: transformer.loss(params, tokens)  # noqa: E731
-    times = shortest({name: (tx, params, value_fn) for name, tx in OPTIMISERS.items()})
-    over_adam = {name: duration / times["adam"] for name, duration in times.items()}
+    seconds = times({name: (tx, params, value_fn) for name, tx in OPTIMISERS.items()})
+    over_adam = {name: duration / seconds["adam"] for name, duration in seconds.items()}
     for name, ratio in over_adam.items():
-        print(f"{name:<34}{times[name]:7.2f} s{ratio:7.2f} × Adam", flush=True)
+        print(f"{name:<34}{seconds[name]:7.2f} s{ratio:7.2f} × Adam", flush=True)
 
     one = {"x": jnp.linspace(-1.0, 1.0, 192)}
     many = {f"x{i:02}": part for i, part in enumerate(jnp.split(one["x"], 64))}
@@ -70,14 +63,37 @@ def main() -> None:
         x = jnp.concatenate(jax.tree.leaves(params))
         return jnp.sum((x**2 - 1) ** 2) + jnp.sum(x[1:] * x[:-1])
 
-    cases = {
-        (name, kind): (tx, p, quartic) for name, tx in OPTIMISERS.items() for kind, p in (("1", one), ("64", many))
-    }
-    leaves = shortest(cases)  # type: ignore[arg-type]
-    growth = {name: leaves[name, "64"] / leaves[name, "1"] for name in OPTIMISERS}  # type: ignore[index]
+    leaves = times({(name, len(p)): (tx, p, quartic) for name, tx in OPTIMISERS.items() for p in (one, many)})
+    growth = {name: leaves[name, 64] / leaves[name, 1] for name in OPTIMISERS}
     for name, ratio in growth.items():
         print(f"{name:<34}64 leaves over one: {ratio:5.2f}")
-    write("compile_time", {"seconds": times, "over_adam": over_adam, "64_leaves_over_one": growth})
+    return {"seconds": seconds, "over_adam": over_adam, "64_leaves_over_one": growth}
+
+
+def of_the_series() -> dict[str, Any]:
+    """Seconds and memory, by K."""
+    params, loss = network(models.mlp(8, *[12] * 7, 1), jax.random.key(0))
+    batch = jax.random.normal(jax.random.key(1), (588, 8)), jax.random.normal(jax.random.key(2), (588, 1))
+    rows = []
+    for unroll, terms in ((1, (5, 10, 20, 40, 50)), (True, (5, 10, 20, 40))):
+        for K in terms:
+            solver = sf.series(num_terms=K, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(), unroll=unroll)
+            seconds, memory = compiled(sf.saddle_free_newton(solver=solver), params, lambda p: loss(p, batch))
+            rows.append({"unrolled": unroll is True, "K": K, "N": 2, "compile_seconds": seconds, "bytes": memory})
+            print(f"{'unrolled' if unroll is True else 'loop':>8}  K={K:<3}  {seconds:6.2f} s  {memory / 1e6:6.2f} MB")
+    loop = {row["K"]: row for row in rows if not row["unrolled"]}
+    ratios = {
+        "compile_K40_over_K5": loop[40]["compile_seconds"] / loop[5]["compile_seconds"],
+        "memory_K50_over_K10": loop[50]["bytes"] / loop[10]["bytes"],
+    }
+    print(ratios)
+    return {"rows": rows, **ratios}
+
+
+def main() -> None:
+    """Prints both; what is compiled only once in a process is not the series'."""
+    write("compile_time", beside_adam())
+    write("compilation", of_the_series())
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
-"""What benchmarks of the library share: losses of the laboratory's models, a clock that waits, and their records.
+"""What benchmarks of the library share: losses of the laboratory's models, a step, a clock that waits, and records.
 
 Optimisers are compared by the laboratory alone: `saddlefree/lab/reproduce.py` is the list.
 """
 
-import importlib.metadata
-import os
 import pathlib
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
-from saddlefree.lab import models, records
+from saddlefree.lab import models, plan, records
 from saddlefree.lab.task import Term
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"
@@ -30,6 +28,25 @@ def network(model: models.Model, key: jax.Array) -> tuple[Any, Callable[[Any, tu
     return params, loss
 
 
+def step_of(optimiser: optax.GradientTransformation, value_fn: Callable[..., jax.Array], **extra: Any) -> Callable:
+    """(parameters, state, …) to the next parameters and state, where `value_fn` takes parameters and the rest.
+
+    Args:
+      optimiser: of Optax or of this library.
+      value_fn: the loss.
+      extra: further arguments of `update`.
+    """
+    tx = optax.with_extra_args_support(optimiser)
+
+    def step(params: Any, state: Any, *batch: Any) -> tuple[Any, Any]:
+        of_batch = lambda params: value_fn(params, *batch)  # noqa: E731
+        value, grads = jax.value_and_grad(of_batch)(params)
+        updates, state = tx.update(grads, state, params, value=value, value_fn=of_batch, **extra)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
 def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:
     """The median wall time of a compiled function, after one call that compiles it."""
     jax.block_until_ready(fn(*args))
@@ -41,10 +58,13 @@ def seconds(fn: Callable[..., Any], *args: Any, repeats: int = 10) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def shortest(runs: dict[Any, Callable[[], float]], rounds: int) -> dict[Any, float]:
+    """The least that each returns, in interleaved rounds."""
+    found = [{name: run() for name, run in runs.items()} for _ in range(rounds)]
+    return {name: min(times[name] for times in found) for name in runs}
+
+
 def write(name: str, summary: Any) -> None:
     """Writes results/benchmarks/NAME.json, with the versions and the machine that the figures were measured with."""
-    versions = {package: importlib.metadata.version(package) for package in ("saddlefree", "jax", "optax")}
-    machine = {"platform": jax.default_backend(), "system": platform.system(), "cores": len(os.sched_getaffinity(0))}
-    record = {"versions": {"python": platform.python_version()} | versions, "machine": machine, "summary": summary}
-    records.write(RESULTS, f"benchmarks/{name}", record)
+    records.write(RESULTS, f"benchmarks/{name}", {**plan.environment(), "summary": summary})
     print(f"written: results/benchmarks/{name}.json")

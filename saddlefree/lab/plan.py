@@ -145,7 +145,6 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
       task: the problem's.
       more: what else is to be kept; it takes the place of what has the same name.
     """
-    versions = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
     config: dict[str, Any] = {"command": command}
     if plans:
         first = plans[0]
@@ -165,14 +164,15 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
             "peers": packages(plan.optimiser for plan in plans),
             "plan": first.record() if command == "train" else {plan.optimiser: plan.record() for plan in plans},
         }
-    return {
-        **config,
-        **more,
-        "data": {"source": task.source, "partial": task.partial},
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in versions},
-        "machine": {"platform": jax.default_backend(), "system": platform.system(), "cores": cores()},
-    }
+    return {**config, **more, "data": {"source": task.source, "partial": task.partial}, **environment()}
+
+
+def environment() -> dict[str, dict[str, Any]]:
+    """The versions and the machine that figures are measured with."""
+    packages = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
+    versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
+    machine = {"platform": jax.default_backend(), "system": platform.system(), "cores": cores()}
+    return {"versions": versions, "machine": machine}
 
 
 def difference(before: Any, now: Any, name: str = "plan") -> str | None:

@@ -210,9 +210,15 @@ def adam(x, steps):
     return points
 
 
-def test_spectrum_along_training(tmp_path):
-    studies.study("spectrum", tmp_path, problem="saddle", steps=12)
-    _, lines, summary = check_files(tmp_path, "spectrum")
+@pytest.fixture(scope="module")
+def spectrum_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spectrum")
+    studies.study("spectrum", folder / "out", problem="saddle", steps=12)
+    return folder / "out"
+
+
+def test_spectrum_along_training(spectrum_folder):
+    _, lines, summary = check_files(spectrum_folder, "spectrum")
     assert summary["parameters"] == 2
     assert [row["step"] for row in summary["rows"]] == [0, 10, 12]
     points = adam(problems.find("saddle").load(None).init(jax.random.key(0))[0], 12)
@@ -227,10 +233,8 @@ def test_spectrum_along_training(tmp_path):
         assert len(line["values"]) == len(line["weights"]) == 2 * spectrum.SAMPLES
 
 
-def test_a_spectrum_that_was_broken_off_goes_on(tmp_path, monkeypatch):
+def test_a_spectrum_that_was_broken_off_goes_on(spectrum_folder, tmp_path, monkeypatch):
     """After a signal at its first evaluation it looks at the others alone, and finds what it would have found."""
-    options = {"problem": "saddle", "steps": 12}
-    studies.study("spectrum", tmp_path / "whole", **options)
     run, seen = spectrum.run, []
 
     def watched(plan, task, folder, *, listener):
@@ -244,14 +248,14 @@ def test_a_spectrum_that_was_broken_off_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(spectrum, "run", watched)
     with pytest.raises(Interrupted):
-        studies.study("spectrum", tmp_path / "cut", **options)
-    spectra = tmp_path / "cut" / "runs" / "adam" / "spectra.jsonl"
+        studies.study("spectrum", tmp_path, problem="saddle", steps=12)
+    spectra = tmp_path / "runs" / "adam" / "spectra.jsonl"
     assert [line["step"] for line in read_lines(spectra)] == [0, 10]
     seen.clear()
-    studies.study("spectrum", tmp_path / "cut", resume=True, **options)
+    studies.study("spectrum", tmp_path, problem="saddle", steps=12, resume=True)
     assert seen[0].step == 10
     for name in ("metrics.jsonl", "summary.json"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (spectrum_folder / name).read_bytes()
 
 
 def test_shares_of_negative_eigenvalues():
