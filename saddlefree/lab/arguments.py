@@ -12,14 +12,20 @@ from saddlefree.lab.errors import UserError
 from saddlefree.lab.settings import Setting
 
 Text = tyro.conf.Positional[str]
-Problem = Annotated[Text, tyro.conf.arg(metavar="PROBLEM")]
-Optimiser = Annotated[Text, tyro.conf.arg(metavar="OPTIMISER")]
-Folder = Annotated[str | None, tyro.conf.arg(metavar="DIR")]
+Problem = Annotated[Text, tyro.conf.arg(metavar="PROBLEM", help="one of `saddlefree problems`.")]
+Optimiser = Annotated[Text, tyro.conf.arg(metavar="OPTIMISER", help="one of `saddlefree optimisers`.")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="NUMBER")]
 Whole = Annotated[int | None, tyro.conf.arg(metavar="NUMBER")]
 Time = Annotated[str | None, tyro.conf.arg(metavar="TIME")]
-Pairs = Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="NAME=VALUE")]
-Files = Annotated[tyro.conf.UseAppendAction[list[pathlib.Path]], tyro.conf.arg(metavar="FILE.py")]
+Pairs = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")]
+Variant = Annotated[Pairs, tyro.conf.arg(help="a setting of the problem, such as width=64; may be repeated.")]
+Out = Annotated[str | None, tyro.conf.arg(metavar="DIR", help="the folder for the results.")]
+Resume = Annotated[bool, tyro.conf.arg(help="go on with what that folder holds.")]
+Plugins = Annotated[
+    tyro.conf.UseAppendAction[tuple[pathlib.Path, ...]],
+    tyro.conf.arg(metavar="FILE.py", help="a file of your own with problems or optimisers; may be repeated."),
+]
+Data = Annotated[str | None, tyro.conf.arg(metavar="DIR", help="where data sets are looked for first.")]
 
 SEED = Setting(0, high=2**31 - 1, whole=True)
 COUNT = Setting(1, low=1, high=10**9, whole=True)

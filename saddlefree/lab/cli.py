@@ -19,14 +19,17 @@ from saddlefree.lab.arguments import (
     COUNT,
     EPOCHS,
     SEED,
-    Files,
-    Folder,
+    Data,
     Number,
     Optimiser,
+    Out,
     Pairs,
+    Plugins,
     Problem,
+    Resume,
     Text,
     Time,
+    Variant,
     Whole,
     folder_of,
     length,
@@ -45,7 +48,7 @@ DIVERGED = 3
 _DEFAULT = "sgd,adam,kfac,lbfgs,series,series-adaptive,lanczos-adaptive,low-rank"
 
 
-def demo(*, out: Folder = "runs/demo") -> None:
+def demo(*, out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/demo") -> None:
     """Shows in two or three minutes what the library is for: a saddle, an equation, mini-batches; no data is needed.
 
     Args:
@@ -72,31 +75,24 @@ def train(
     steps: Whole = None,
     budget: Time = None,
     batch_size: Whole = None,
-    variant: Pairs = [],  # noqa: B006 (options are never changed)
-    set: Pairs = [],  # noqa: B006
-    out: Folder = None,
-    resume: bool = False,
+    variant: Variant = (),
+    set: Pairs = (),
+    out: Out = None,
+    resume: Resume = False,
     checkpoint_every: str = "30s",
-    plugin: Files = [],  # noqa: B006
-    data_dir: Folder = None,
+    plugin: Plugins = (),
+    data_dir: Data = None,
 ) -> None:
     """Trains once, with metrics of every step and checkpoints; ends with code 3 if it diverged.
 
     Args:
-      problem: one of `saddlefree problems`.
-      optimiser: one of `saddlefree optimisers`.
       seed: of the initial parameters and the order of batches.
       epochs: the problem's own number unless given.
       steps: a number of them, in place of epochs.
       budget: seconds of training in place of epochs, such as 60s or 5min.
       batch_size: the optimiser's or the problem's own unless given.
-      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter, such as learning_rate=0.01; may be repeated.
-      out: the folder for the results.
-      resume: go on from the last checkpoint in that folder.
       checkpoint_every: the time between checkpoints.
-      plugin: a file of your own with problems or optimisers; may be repeated.
-      data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"{problem}-{optimiser}-{seed}")
     loaded = load_plugins(plugin, folder, resume)
@@ -143,29 +139,23 @@ def compare(
     seeds: int = 3,
     epochs: Number = None,
     budget: Time = None,
-    variant: Pairs = [],  # noqa: B006
-    set: Pairs = [],  # noqa: B006
+    variant: Variant = (),
+    set: Pairs = (),
     evaluations: Whole = None,
-    out: Folder = None,
-    resume: bool = False,
-    plugin: Files = [],  # noqa: B006
-    data_dir: Folder = None,
+    out: Out = None,
+    resume: Resume = False,
+    plugin: Plugins = (),
+    data_dir: Data = None,
 ) -> None:
     """Trains with many optimisers and seeds, and writes tables, figures and a page.
 
     Args:
-      problem: one of `saddlefree problems`.
       optimisers: names with commas between.
       seeds: how many of each.
       epochs: the problem's own number unless given.
       budget: seconds of training for each seed of each optimiser in place of epochs, such as 60s or 5min.
-      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated.
       evaluations: in each run; the problem's own number unless given.
-      out: the folder for the results.
-      resume: go on with the comparison in that folder.
-      plugin: a file of your own with problems or optimisers; may be repeated.
-      data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"compare-{problem}")
     loaded = load_plugins(plugin, folder, resume)
@@ -218,35 +208,28 @@ def tune(
     configs: int = 100,
     max_epochs: Number = None,
     budget: Time = None,
-    variant: Pairs = [],  # noqa: B006
-    set: Pairs = [],  # noqa: B006
+    variant: Variant = (),
+    set: Pairs = (),
     seed: int = 0,
     address: str | None = None,
     cpus: int = 1,
     gpus: float = 0.0,
-    out: Folder = None,
-    resume: bool = False,
-    plugin: Files = [],  # noqa: B006
-    data_dir: Folder = None,
+    out: Out = None,
+    resume: Resume = False,
+    plugin: Plugins = (),
+    data_dir: Data = None,
 ) -> None:
     """Looks for the hyperparameters of lowest validation loss: draws them, and ASHA on Ray stops the worse early.
 
     Args:
-      problem: one of `saddlefree problems`.
-      optimiser: one of `saddlefree optimisers`.
       configs: how many configurations are tried; the first is the registered one.
       max_epochs: of a whole run; the problem's own number unless given.
       budget: how long the search may take, such as 5min; the problem's own unless given. With --resume it begins anew.
-      variant: a setting of the problem, such as width=64; may be repeated.
       set: a hyperparameter that is not searched, such as decay=none; may be repeated.
       seed: of the configurations, and of the parameters and batches of every trial.
       address: of a running Ray cluster, such as 127.0.0.1:6379; without it Ray is started on this machine.
       cpus: that each trial has to itself.
       gpus: that each trial has to itself, or its share of one.
-      out: the folder for the results.
-      resume: go on with the search in that folder.
-      plugin: a file of your own with problems or optimisers; may be repeated.
-      data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"tune-{problem}-{optimiser}")
     load_plugins(plugin, folder, resume)
@@ -297,9 +280,9 @@ def study(
     seeds: Whole = None,
     steps: Whole = None,
     problem: Annotated[str | None, tyro.conf.arg(metavar="PROBLEM")] = None,
-    out: Folder = None,
-    resume: bool = False,
-    data_dir: Folder = None,
+    out: Out = None,
+    resume: Resume = False,
+    data_dir: Data = None,
 ) -> None:
     """Makes one of the paper's studies: saddle, truncation, accelerators or spectrum.
 
@@ -308,22 +291,11 @@ def study(
       seeds: how many; the study's own number unless given.
       steps: how many; the study's own number unless given.
       problem: what is trained, in truncation and spectrum.
-      out: the folder for the results.
-      resume: go on with the study in that folder.
-      data_dir: where data sets are looked for first.
     """
     folder = folder_of(out, f"study-{name}")
     with progress() as listener:
-        studies.study(
-            name,
-            folder,
-            seeds=seeds,
-            steps=steps,
-            problem=problem,
-            data_dir=data_dir,
-            resume=resume,
-            listener=listener,
-        )
+        asked: dict[str, Any] = {"seeds": seeds, "steps": steps, "problem": problem}
+        studies.study(name, folder, data_dir=data_dir, resume=resume, listener=listener, **asked)
     show(folder)
 
 
@@ -334,7 +306,7 @@ def run_all(
     work: pathlib.Path = pathlib.Path("runs/reproduce"),
     out: pathlib.Path = pathlib.Path("results"),
     docs: pathlib.Path = pathlib.Path("docs"),
-    data_dir: Folder = None,
+    data_dir: Data = None,
 ) -> None:
     """Does the paper's experiments, as many as there is time for, and writes their results and a page of them.
 
@@ -346,7 +318,6 @@ def run_all(
       work: the folder for searches and runs.
       out: the folder for the results.
       docs: the folder for results.md and its figures.
-      data_dir: where data sets are looked for first.
     """
     parts, allowed = [part.strip() for part in only.split(",") if part.strip()], seconds(budget)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from saddlefree.lab import events, optimisers, statistics
+from saddlefree.lab import events, statistics
 from saddlefree.lab.metrics import write_json, write_lines
 from saddlefree.lab.plan import build, configuration
 from saddlefree.lab.run import load, open_folder, run_seeds
@@ -52,8 +52,6 @@ def compare(
       listener: is told of what happens.
     """
     changes = changes or {}
-    for name in names:  # before data is loaded
-        optimisers.configured(name, problem, changes.get(name, {}))
     task = load(problem, data_dir, variant)
     asked: dict[str, Any] = {"seeds": range(seeds), "epochs": epochs, "budget": budget, "evaluations": evaluations}
     asked |= {"variant": variant, "plugin": plugin}

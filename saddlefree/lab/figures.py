@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 
 from saddlefree.lab import profiles, statistics
-from saddlefree.lab.tables import LOST, STATUSES, Table, short
+from saddlefree.lab.tables import LOST, STATUSES, Table, mean_rank, short
 
 INK = "#010203"  # stands for the text's colour: in an SVG it becomes currentColor
 STYLE: Any = {
@@ -61,6 +61,12 @@ class Picture(NamedTuple):
     wide: bool = False
 
 
+def panel(width: float = 4.6, height: float = 3.6) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, its size in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
 def styles(names: Iterable[str]) -> dict[str, Any]:
     """A line's colour and dashes for each name."""
     return {name: {"color": COLOURS[i % 8], "linestyle": DASHES[i // 4 % 4]} for i, name in enumerate(names)}
@@ -82,8 +88,7 @@ def curves(
     linear: bool = False,
 ) -> Figure:
     """Medians with their bands; logarithmic where nothing is negative, and cut off outside of `within`."""
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel()
     values = np.concatenate([np.ravel([curve.low, curve.median]) for curve in curves.values()])
     values = np.clip(values[np.isfinite(values)], *within)
     if not linear and np.all(values >= 0):
@@ -112,8 +117,7 @@ def losses(found: Mapping[str, statistics.Curve], styles: Mapping[str, Any], alo
 
 def performance(found: profiles.Profile, styles: Mapping[str, Any]) -> Figure:
     """Shares of targets that are reached against the time over that of the fastest."""
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel()
     finite = {name: ratios[np.isfinite(ratios)] for name, ratios in found.items()}
     end = 2 * max((float(ratios.max()) for ratios in finite.values() if len(ratios)), default=1.0)
     for name, ratios in finite.items():
@@ -138,8 +142,7 @@ def spectrum(
     smallest: Mapping[str, statistics.Curve], largest: Mapping[str, statistics.Curve], styles: Mapping[str, Any]
 ) -> Figure:
     """Bands from the smallest to the largest Ritz value; the axis is linear around 0."""
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel()
     ends = np.concatenate([np.abs(curve.median) for curve in (*smallest.values(), *largest.values())])
     top = float(ends[np.isfinite(ends)].max(initial=1e-30))
     for name in smallest:
@@ -177,14 +180,12 @@ def solution(axes: Mapping[str, np.ndarray], prediction: np.ndarray, truth: np.n
 
 def rankings(ranks: Mapping[str, statistics.Rank], styles: Mapping[str, Any]) -> Figure:
     """Lowest losses with their standard errors, best on top, and the mean ranks beside them."""
-    figure = Figure(figsize=(4.6, 1 + 0.32 * len(ranks)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel(height=1 + 0.32 * len(ranks))
     for row, (name, rank) in enumerate(ranks.items()):
         if math.isfinite(rank.lowest):
             error = rank.error if math.isfinite(rank.error) else 0.0
             axes.errorbar(rank.lowest, row, xerr=error, fmt="o", color=styles[name]["color"])
-        beside = f"{rank.rank:.1f}" + (f" ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else "")
-        axes.text(1.03, row, beside, transform=axes.get_yaxis_transform(), verticalalignment="center")
+        axes.text(1.03, row, mean_rank(rank), transform=axes.get_yaxis_transform(), verticalalignment="center")
     axes.text(1.03, -0.8, "mean rank", transform=axes.get_yaxis_transform(), verticalalignment="center", alpha=0.7)
     axes.set(xlabel="Lowest median", xscale="log", ylim=(len(ranks) - 0.5, -0.5))
     axes.set_yticks(range(len(ranks)), [textwrap.fill(name, WIDTH) for name in ranks])
@@ -206,8 +207,7 @@ def tuning(trials: Sequence[Mapping[str, Any]], name: str, where: Mapping[str, A
       where: it was searched, as `config.json` has it: `range`, and whether its logarithm was drawn, `log`.
       best: the best trial's number.
     """
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel()
     axes.set_xlabel(name)
     axes.spines.top.set_visible(True)
     low, high = where["range"]

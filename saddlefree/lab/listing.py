@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from saddlefree.lab import optimisers, plugins, problems
-from saddlefree.lab.arguments import Files, Folder
+from saddlefree.lab.arguments import Data, Plugins
 from saddlefree.lab.display import CONSOLE, plain, table
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.paper import LABELS
@@ -17,15 +17,13 @@ from saddlefree.lab.paper import LABELS
 def list_problems(
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="PROBLEM")] = None,
     *,
-    plugin: Files = [],  # noqa: B006 (never changed)
-    data_dir: Folder = None,
+    plugin: Plugins = (),
+    data_dir: Data = None,
 ) -> None:
     """Lists the problems, and whether their data is at hand; or describes one.
 
     Args:
       name: the one to be described.
-      plugin: a file of your own that registers problems; may be repeated.
-      data_dir: where data sets are looked for first.
     """
     plugins.load(plugin)
     if name is not None:
@@ -84,12 +82,11 @@ def _data(entry: problems.Problem, data_dir: str | None) -> str:
     return data.status(entry.data, data_dir)
 
 
-def list_optimisers(*, problem: str | None = None, plugin: Files = []) -> None:  # noqa: B006
+def list_optimisers(*, problem: str | None = None, plugin: Plugins = ()) -> None:
     """Lists the optimisers, what each is called in the paper, and their hyperparameters with defaults.
 
     Args:
       problem: shows the values that a run on it would use.
-      plugin: a file of your own that registers optimisers; may be repeated.
     """
     plugins.load(plugin)
     entry = None if problem is None else problems.find(problem)

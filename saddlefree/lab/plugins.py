@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import pathlib
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 
 from saddlefree.lab import optimisers, problems
@@ -29,14 +30,10 @@ def load(paths: Iterable[pathlib.Path | str]) -> dict[str, str]:
             raise UserError(f"{path} has changed since it was loaded: start again")
         if path.name in found:
             raise UserError(f"two plugins are called {path.name}: give one of them another name")
-        if not _ran(path):
+        if _name(path) not in sys.modules:
             _run(path)
         found[path.name] = digest
     return found
-
-
-def _ran(path: pathlib.Path) -> bool:
-    return _name(path) in sys.modules
 
 
 def _name(path: pathlib.Path) -> str:
@@ -44,7 +41,7 @@ def _name(path: pathlib.Path) -> str:
 
 
 def _run(path: pathlib.Path) -> None:
-    before = dict(problems.PROBLEMS), dict(optimisers.OPTIMISERS)
+    before: list[tuple[dict, dict]] = [(known, dict(known)) for known in (problems.PROBLEMS, optimisers.OPTIMISERS)]
     spec = importlib.util.spec_from_file_location(_name(path), path)
     if spec is None or spec.loader is None:
         raise UserError(f"--plugin {path} must be a Python file, with a name that ends in .py")
@@ -52,22 +49,18 @@ def _run(path: pathlib.Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-        if before == (problems.PROBLEMS, optimisers.OPTIMISERS):
+        if all(known == old for known, old in before):
             raise UserError("it registers nothing: use saddlefree.lab.problem or saddlefree.lab.optimiser")
     except BaseException as error:
         del sys.modules[spec.name]
-        for registry, old in zip((problems.PROBLEMS, optimisers.OPTIMISERS), before, strict=True):
-            registry.clear()  # type: ignore[attr-defined]
-            registry.update(old)  # type: ignore[attr-defined]
+        for known, old in before:
+            known.clear()
+            known.update(old)
         if not isinstance(error, Exception):
             raise
-        at = error.__traceback__
-        lines = []
-        while at is not None:
-            lines += [at.tb_lineno] * (at.tb_frame.f_code.co_filename == str(path))
-            at = at.tb_next
-        where = f", line {error.lineno or lines[-1:]}" if isinstance(error, SyntaxError) else ""
-        where = where or (f", line {lines[-1]}" if lines else "")
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = f", line {lines[-1]}" if lines else ""
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(f"--plugin {path}{where}: {kind}{str(error).partition(chr(10))[0]}") from error
 

@@ -195,23 +195,23 @@ def _table(problem: str, found: Sequence[Record]) -> tables.Table:
     kept = [i for i, column in enumerate(full.columns) if column not in ("Best validation", "Seconds")]
     adam = next((row["summary"]["train"] for row in found if row["name"] == "adam"), None)
     columns = [full.columns[i] for i in kept] + ["Steps"] + (["Seconds to Adam's training loss"] if adam else [])
-    table, along_time = tables.Table(full.caption, columns, []), _curves(found, "train-seconds")
+    rows, along_time = [], _curves(found, "train-seconds")
     for cells, row in zip(full.rows, found, strict=True):
         more = [f"{row['summary']['steps']:,}"]
         if adam:
             curve = along_time[row["name"]]
             seconds = profiles.first_below(curve.x, curve.median, np.array([adam * 1.001]))[0]  # kept to four digits
             more.append(tables.text(float(seconds) if np.isfinite(seconds) else None))
-        table.rows.append([tables.Cell(text) for text in [_name(row), *(cells[i].text for i in kept[1:]), *more]])
+        rows.append([_name(row), *(cells[i].text for i in kept[1:]), *more])
         if cells[0].paper:
             beside = [cells[i].paper for i in kept] + [""] * len(more)
-            table.rows.append([tables.Cell(text and f"*{text}*") for text in beside])
-    return table
+            rows.append([text and f"*{text}*" for text in beside])
+    return tables.of_texts(full.caption, columns, rows)
 
 
 def _hyperparameters(problem: str, found: Sequence[Record]) -> tables.Table:
     """The values that were used, and where they are from."""
-    table = tables.Table("Hyperparameters", ["Optimiser", "From", "Values"], [])
+    rows = []
     for row in found:
         search = row["tuning"]
         if search:
@@ -226,8 +226,8 @@ def _hyperparameters(problem: str, found: Sequence[Record]) -> tables.Table:
             f"{name} {tables.short(f'{value:.4g}') if isinstance(value, float) else value}"
             for name, value in changed.items()
         )
-        table.rows.append([tables.Cell(text) for text in (_name(row), source, values)])
-    return table
+        rows.append([_name(row), source, values])
+    return tables.of_texts("Hyperparameters", ["Optimiser", "From", "Values"], rows)
 
 
 def _name(row: Record) -> str:

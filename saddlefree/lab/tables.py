@@ -1,7 +1,7 @@
 """Tables of results: how a number is written, what stands in a row, and the table as Markdown and LaTeX."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,11 @@ class Table(NamedTuple):
     caption: str
     columns: list[str]
     rows: list[list[Cell]]
+
+
+def of_texts(caption: str, columns: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table of nothing but texts."""
+    return Table(caption, list(columns), [[Cell(text) for text in row] for row in rows])
 
 
 def number(value: float, digits: int = 3, like: float | None = None) -> str:
@@ -113,11 +118,11 @@ def along(curves: Mapping[str, Curve], x: str) -> Table:
     if x == "step":
         places = [float(round(place)) for place in places]
     heads = [f"step {place:,.0f}" if x == "step" else f"{number(place, 2)} s" for place in places]
-    table = Table("Medians", ["Median at", *heads], [])
+    rows = []
     for name, curve in curves.items():
-        medians = [float(np.interp(place, curve.x, curve.median, left=math.nan)) for place in places]
-        table.rows.append([Cell(name), *(Cell("–" if math.isnan(value) else number(value)) for value in medians)])
-    return table
+        medians = (float(np.interp(place, curve.x, curve.median, left=math.nan)) for place in places)
+        rows.append([name, *("–" if math.isnan(value) else number(value) for value in medians)])
+    return of_texts("Medians", ["Median at", *heads], rows)
 
 
 def targets(curves: Mapping[str, Curve]) -> Table:
@@ -125,55 +130,55 @@ def targets(curves: Mapping[str, Curve]) -> Table:
     losses = np.concatenate([curve.x for curve in curves.values()])
     ways = np.geomspace(losses.max(), losses.min(), 4)[1:] * (1 + 1e-9)
     heads = ["Seconds to a loss of", *(number(float(loss), 2) for loss in ways)]
-    table = Table("Time to target", heads, [])
+    rows = []
     for name, curve in curves.items():
-        below = [curve.median[curve.x <= loss] for loss in ways]
-        table.rows.append([Cell(name), *(Cell(number(float(times[0])) if len(times) else "–") for times in below)])
-    return table
+        below = (curve.median[curve.x <= loss] for loss in ways)
+        rows.append([name, *(number(float(times[0])) if len(times) else "–" for times in below)])
+    return of_texts("Time to target", heads, rows)
 
 
 def ranks(found: Mapping[str, Rank]) -> Table:
     """Lowest medians and mean ranks, with their standard errors."""
-    table = Table("Best first", ["Optimiser", "Lowest median", "Mean rank"], [])
+    rows = []
     for name, rank in found.items():
         lowest = _plus_minus(rank.lowest, rank.error) if math.isfinite(rank.error) else number(rank.lowest)
-        place = f"{rank.rank:.1f} ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else f"{rank.rank:.1f}"
-        table.rows.append([Cell(name), Cell(lowest), Cell(place)])
-    return table
+        rows.append([name, lowest, mean_rank(rank)])
+    return of_texts("Best first", ["Optimiser", "Lowest median", "Mean rank"], rows)
+
+
+def mean_rank(rank: Rank) -> str:
+    """With its standard error, where that is known."""
+    return f"{rank.rank:.1f}" + (f" ± {rank.rank_error:.1f}" if math.isfinite(rank.rank_error) else "")
 
 
 def spectrum(smallest: Mapping[str, Curve], largest: Mapping[str, Curve]) -> Table:
     """The extreme Ritz values at the start and at the end."""
     heads = ["Ritz value", "smallest, first step", "last", "largest, first step", "last"]
-    table = Table("Extreme Ritz values", heads, [])
-    for name in smallest:
-        ends = (float(curve[name].median[i]) for curve in (smallest, largest) for i in (0, -1))
-        table.rows.append([Cell(name), *(Cell(number(value)) for value in ends)])
-    return table
+    ends = {name: [float(curve[name].median[i]) for curve in (smallest, largest) for i in (0, -1)] for name in smallest}
+    return of_texts("Extreme Ritz values", heads, ([name, *map(number, values)] for name, values in ends.items()))
 
 
 def solution(prediction: np.ndarray, truth: np.ndarray) -> Table:
     """How large the error is."""
     error = np.abs(prediction - truth)
     norm = float(np.linalg.norm(error) / np.linalg.norm(truth))
-    cells = [Cell(number(value)) for value in (norm, float(error.max()), float(np.abs(truth).max()))]
-    return Table("On the test grid", ["Relative L2 error", "Largest error", "Largest true value"], [cells])
+    row = map(number, (norm, float(error.max()), float(np.abs(truth).max())))
+    return of_texts("On the test grid", ["Relative L2 error", "Largest error", "Largest true value"], [row])
 
 
 def performance(found: Mapping[str, np.ndarray]) -> Table:
     """A performance profile at four places."""
     columns = ["Optimiser", "fastest", "within 2 ×", "within 10 ×", "reached"]
-    table = Table("Share of the targets, in %", columns, [])
-    for name, ratios in found.items():
-        shares = (np.mean(ratios <= ratio) for ratio in (1.0, 2.0, 10.0, np.finfo(float).max))
-        table.rows.append([Cell(name), *(Cell(f"{100 * share:.0f}") for share in shares)])
-    return table
+    rows = (
+        [name, *(f"{100 * np.mean(ratios <= ratio):.0f}" for ratio in (1.0, 2.0, 10.0, np.finfo(float).max))]
+        for name, ratios in found.items()
+    )
+    return of_texts("Share of the targets, in %", columns, rows)
 
 
 def of_study(record: Mapping[str, Any]) -> Table:
     """A table as a study keeps it: caption, columns and rows of values."""
-    rows = [[Cell(text(value)) for value in row] for row in record["rows"]]
-    return Table(record["caption"], record["columns"], rows)
+    return of_texts(record["caption"], record["columns"], (map(text, row) for row in record["rows"]))
 
 
 def tuning(

@@ -27,7 +27,7 @@ import jax
 import ray
 import ray.tune
 
-from saddlefree.lab import events, optimisers, plugins, problems, search
+from saddlefree.lab import events, plugins, problems, search
 from saddlefree.lab.cluster import connected
 from saddlefree.lab.errors import Interrupted, UserError
 from saddlefree.lab.metrics import read_json, read_lines, write_json
@@ -87,7 +87,6 @@ def tune(
     epochs, budget = epochs or entry.epochs, budget or entry.tuning
     data_dir = data_dir or os.environ.get("SADDLEFREE_DATA")
     data_dir = data_dir and str(pathlib.Path(data_dir).absolute())
-    optimisers.configured(optimiser, problem, fixed)
     with connected(address, cpus):  # before JAX starts, which warns of the processes that Ray forks
         task = load(problem, data_dir, variant)
         asked: dict[str, Any] = {"seeds": [seed], "epochs": epochs, "variant": variant, "plugin": plugins.load(plugin)}
@@ -107,7 +106,7 @@ def tune(
         open_folder(folder, config, resume)
         trials = _Trials(folder, drawn, listener)
         try:
-            if not trials.over():
+            if not all(trials.done()):
                 plans = [plan(record["values"]) for record in trials.records]
                 files = [path.absolute() for path in plugin]
                 _search(plans, trials, folder, files, data_dir, epochs, budget, {"cpu": cpus, "gpu": gpus})
@@ -155,10 +154,6 @@ class _Trials(ray.tune.Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Ray writes its callbacks to a file, where nothing of this is needed
 
-    def over(self) -> bool:
-        """Whether no trial is left to be run."""
-        return all(self.done())
-
     def done(self) -> list[bool]:
         """Whether each of them has ended."""
         return [record["status"] != "unfinished" for record in self.records]
@@ -169,7 +164,13 @@ class _Trials(ray.tune.Callback):
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: Record, **_: Any) -> None:
         """A trial has been evaluated."""
-        self._note(trial, result)
+        record = self.records[trial.config["trial"]]
+        # A trial that is resumed reports again what its folder holds, which may be older than what is known.
+        if record["status"] == "unfinished" and result.get("epoch", 0) >= record["epoch"]:
+            record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
+            if not record["val"] < WORST:
+                record["val"] = None
+        self._listener(events.Searched(self.records))
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **_: Any) -> None:
         """A trial has ended by itself, or ASHA has stopped it."""
@@ -179,15 +180,6 @@ class _Trials(ray.tune.Callback):
         """A trial has failed: for want of memory, say."""
         lines = str(trial.get_error() or "").strip().splitlines() or ["no reason given"]
         self._end(trial, {"status": "failed", "error": lines[-1][:500]})
-
-    def _note(self, trial: Any, result: Record) -> None:
-        record = self.records[trial.config["trial"]]
-        # A trial that is resumed reports again what its folder holds, which may be older than what is known.
-        if record["status"] == "unfinished" and result.get("epoch", 0) >= record["epoch"]:
-            record |= {name: result[name] for name in (*_FIGURES, "epoch", "node") if name in result}
-            if not record["val"] < WORST:
-                record["val"] = None
-        self._listener(events.Searched(self.records))
 
     def _end(self, trial: Any, result: Record) -> None:
         record = self.records[trial.config["trial"]]

@@ -148,7 +148,7 @@ def test_each_trial_ends_in_one_way(tmp_path):
         folder.mkdir(parents=True)
     for number in range(5):
         trials.on_trial_result(0, [], told(number), {"val": 2.0, "epoch": 1.0, "node": "a", "done": False})
-    assert not trials.over()
+    assert not all(trials.done())
     trials.on_trial_complete(0, [], told(0, epoch=1.0))
     trials.on_trial_result(0, [], told(1), {"val": 0.5, "epoch": 9.0, "seconds": 0.3})
     trials.on_trial_complete(0, [], told(1, status="finished"))
@@ -156,9 +156,9 @@ def test_each_trial_ends_in_one_way(tmp_path):
     trials.on_trial_complete(0, [], told(2, status="diverged"))
     trials.on_trial_error(0, [], told(3, "Traceback:\n  line\nRuntimeError: RESOURCE_EXHAUSTED: out of memory\n"))
     assert shown[-1] == ["stopped", "finished", "diverged", "failed", "unfinished"]
-    assert not trials.over()
+    assert not all(trials.done())
     trials.on_trial_error(0, [], told(4))
-    assert trials.over()
+    assert all(trials.done())
     kept = read_json(tmp_path / "trials.json")
     assert [each["status"] for each in kept] == ["stopped", "finished", "diverged", "failed", "failed"]
     assert [each["val"] for each in kept] == [2.0, 0.5, None, 2.0, 2.0]

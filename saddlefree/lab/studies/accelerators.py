@@ -18,8 +18,8 @@ import saddlefree as sf
 from saddlefree.acceleration import Accelerator, WeightedState
 from saddlefree.lab import events
 from saddlefree.lab.events import Listener
-from saddlefree.lab.figures import COLOURS
-from saddlefree.lab.studies.base import Findings, Record, Work, label, save
+from saddlefree.lab.figures import COLOURS, label
+from saddlefree.lab.studies.base import Findings, Record, Work, save
 from saddlefree.solvers.series import coefficients
 
 SIZE = 100

@@ -40,9 +40,3 @@ def save(figure: Figure, folder: pathlib.Path, name: str, caption: str, columns:
     figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
     figure.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
     return {"file": f"{name}.svg", "caption": caption}
-
-
-def label(axis: Any) -> None:
-    """Labels a logarithmic axis in plain text; Matplotlib's own labels are formulae."""
-    axis.set_major_formatter("{x:g}")
-    axis.minorticks_off()

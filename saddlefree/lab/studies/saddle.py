@@ -18,7 +18,7 @@ import optax
 from matplotlib.figure import Figure
 
 import saddlefree as sf
-from saddlefree.lab.figures import COLOURS
+from saddlefree.lab.figures import COLOURS, panel
 from saddlefree.lab.studies.base import GREY, Findings, Work, save
 
 ANGLE = 25.0
@@ -93,8 +93,7 @@ def _style(number: int, name: str) -> dict[str, Any]:
 
 
 def _map(paths: Mapping[str, np.ndarray]) -> Figure:
-    figure = Figure(figsize=(5, 5.4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel(5, 5.4)
     grid = np.meshgrid(np.linspace(-1.7, 1.5, 161), np.linspace(-0.9, 2.5, 171))
     heights = np.asarray(loss(jnp.asarray(grid, jnp.float32)))
     axes.contour(*grid, heights, levels=np.arange(-0.45, 1.5, 0.1), colors=GREY, linewidths=0.5, linestyles="solid")
@@ -122,8 +121,7 @@ def _map(paths: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _descent(losses: Mapping[str, list[float]]) -> Figure:
-    figure = Figure(figsize=(5, 3.8), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel(5, 3.8)
     for number, (name, values) in enumerate(losses.items()):
         axes.plot(values, label=name, **_style(number, name))
     axes.axhline(-0.5, color=GREY, linewidth=0.8, linestyle="dotted")

@@ -13,12 +13,12 @@ import saddlefree as sf
 from saddlefree.density import Density
 from saddlefree.lab import events, optimisers, tables
 from saddlefree.lab.events import Line, Listener
-from saddlefree.lab.figures import COLOURS
+from saddlefree.lab.figures import COLOURS, label
 from saddlefree.lab.metrics import read_lines, write_lines
 from saddlefree.lab.plan import Plan, build
 from saddlefree.lab.program import precision
 from saddlefree.lab.run import run
-from saddlefree.lab.studies.base import GREY, Findings, Work, label, save
+from saddlefree.lab.studies.base import GREY, Findings, Work, save
 from saddlefree.lab.task import Task, Tree
 
 OPTIMISER = "adam"

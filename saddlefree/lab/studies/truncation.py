@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from saddlefree.lab import statistics
+from saddlefree.lab.figures import label, panel
 from saddlefree.lab.plan import Plan, build
 from saddlefree.lab.run import run_seeds
-from saddlefree.lab.studies.base import Findings, Work, label, save
+from saddlefree.lab.studies.base import Findings, Work, save
 from saddlefree.lab.task import Task
 
 TERMS = range(3, 11)
@@ -47,8 +48,7 @@ def compute(work: Work) -> Findings:
 
 
 def _figure(runs: Mapping[int, Sequence[statistics.Lines]], loss: str) -> Figure:
-    figure = Figure(figsize=(5, 3.8), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel(5, 3.8)
     curves = statistics.curves({f"K = {terms}": seeds for terms, seeds in runs.items()}, "step", loss)
     # An ordered quantity, hence shades.
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
