@@ -10,6 +10,7 @@ from saddlefree.lab import optimisers, paper, problems, records, reproduce, resu
 from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json
+from saddlefree.lab.studies import saddle
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLAN = {"seeds": 2, "epochs": 20, "budget": None, "configs": 0, "changes": {}}
@@ -136,7 +137,8 @@ def test_a_record_of_an_earlier_algorithm_is_named_and_measured_anew(kept):
     assert [row["name"] for row in rows if row.get("version")] == ["low-rank"]
 
 
-def test_a_study_brings_its_tables_and_figures(tmp_path):
+def test_a_study_brings_its_tables_and_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(saddle, "METHODS", {"SGD": saddle.METHODS["SGD"]})
     made, out, docs = tmp_path / "made", tmp_path / "results", tmp_path / "docs"
     studies.study("saddle", made, steps=2)
     results.add_study(out, docs, "saddle", made, {"options": []})

@@ -356,7 +356,7 @@ def test_an_error_is_said_before_ray_starts(arguments, message, tmp_path, capsys
 def test_kill_9_and_resume(tmp_path):
     """Trials run one after another; the rate is such that some of them diverge, before ASHA can stop them."""
     out, rate = tmp_path / "search", 2.5
-    options = f"--set learning_rate={rate} --configs 5 --seed 9 --max-epochs 4000 --cpus {cores()} --resume --out"
+    options = f"--set learning_rate={rate} --configs 3 --seed 35 --max-epochs 4000 --cpus {cores()} --resume --out"
     command = [sys.executable, "-m", "saddlefree.lab.cli", "tune", "saddle", "exact", *options.split(), str(out)]
     started = set()
 
@@ -380,11 +380,12 @@ def test_kill_9_and_resume(tmp_path):
 
     # Short, for the names of Ray's sockets; without pytest's eight devices; and no worker waits for other tests.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short, (tmp_path / "printed").open("w+") as printed:
-        environment = os.environ | {"RAY_TMPDIR": short, "XLA_FLAGS": "", "RAY_worker_niceness": "0"}
+        flags = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
+        environment = os.environ | {"RAY_TMPDIR": short, "XLA_FLAGS": flags, "RAY_worker_niceness": "0"}
         try:
             assert go(until=ended) == -9
             before = ended()
-            assert 0 < len(before) < 5
+            assert 0 < len(before) < 3
             assert go() == 0, (tmp_path / "printed").read_text()
         finally:
             for process in started:  # two of Ray's processes outlive a killed search by a minute
@@ -392,13 +393,13 @@ def test_kill_9_and_resume(tmp_path):
                     process.kill()
             psutil.wait_procs(started, timeout=10)
     trials = ended()
-    assert [each["trial"] for each in trials] == list(range(5))
+    assert [each["trial"] for each in trials] == list(range(3))
     assert [trials[each["trial"]] for each in before] == before
     # x ← x + p with p ← μp − ηx/(1 + λ) grows where η/(1 + λ) > 2(1 + μ).
     grows = [rate / (1 + each["values"]["damping"]) > 2 * (1 + each["values"]["momentum"]) for each in trials]
     assert [each["status"] == "diverged" for each in trials] == grows
     assert [each["val"] is None for each in trials] == grows
-    assert True in grows
+    assert grows == [True, True, False]
     for each in trials:
         low, high = {"diverged": (1, 250), "stopped": (250, 3999), "finished": (4000, 4000)}[each["status"]]
         assert low <= each["epoch"] <= high
