@@ -177,23 +177,17 @@ def compare(
     Setting(1, low=1, high=10_000, whole=True).parse("seeds", seeds)
     if evaluations is not None:
         COUNT.parse("evaluations", evaluations)
-    asked = length(epochs, budget) | {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
+    asked = length(epochs, budget) | {"seeds": range(seeds), "evaluations": evaluations}
+    asked |= {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
 
     from saddlefree.lab import compare as comparison
+    from saddlefree.lab.plan import build
+    from saddlefree.lab.run import load
 
+    task = load(problem, data_dir, asked["variant"])
+    plans = [build(problem, name, task, changes=changes[name], **asked) for name in names]
     with progress() as listener:
-        summary = comparison.compare(
-            problem,
-            names,
-            folder,
-            seeds=seeds,
-            changes=changes,
-            evaluations=evaluations,
-            data_dir=data_dir,
-            resume=resume,
-            listener=listener,
-            **asked,
-        )
+        summary = comparison.compare(plans, task, folder, resume=resume, listener=listener)
     show(folder)
     spent = {"compiling": "compile_seconds", "evaluating": "evaluation_seconds"}
     parts = {word: sum(row[key] for row in summary["rows"]) for word, key in spent.items()}

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from saddlefree.lab import optimisers
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.methods import Circumstances
 from saddlefree.lab.plan import Plan
-from saddlefree.lab.problems import Problem
 from saddlefree.lab.task import Batch, Task, Tree
 
 LIMIT = 250
@@ -26,8 +25,16 @@ LIMIT = 250
 _KNOWN = ("aux", "steps", "value")  # figures of a step that say nothing new
 
 
+class Precise(Protocol):
+    """A problem or a plan."""
+
+    @property
+    def float64(self) -> bool:
+        """Whether it is computed with 64 bits."""
+
+
 @contextmanager
-def precision(of: Problem | Plan) -> Iterator[None]:
+def precision(of: Precise) -> Iterator[None]:
     """The numbers that a problem is computed with."""
     with jax.enable_x64(of.float64), jax.numpy_dtype_promotion("standard"):
         yield

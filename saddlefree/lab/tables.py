@@ -211,14 +211,15 @@ def tuning(
 
 
 def markdown(table: Table) -> str:
-    """The table, with its caption above."""
+    """The table, with its caption above if it has one."""
     head, *rows = (f"| {row} |" for row in _rows(table, MARKDOWN, " | "))
-    return "\n".join([table.caption.translate(MARKDOWN), "", head, "| --- " * len(table.columns) + "|", *rows, ""])
+    caption = [table.caption.translate(MARKDOWN), ""] if table.caption else []
+    return "\n".join([*caption, head, "| --- " * len(table.columns) + "|", *rows, ""])
 
 
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table without a caption, of texts that are Markdown already."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
+def plain(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table without a caption."""
+    return markdown(of_texts("", columns, rows))
 
 
 def latex(table: Table) -> str:

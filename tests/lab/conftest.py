@@ -14,6 +14,21 @@ def data_folder():
     return pathlib.Path(os.environ["SADDLEFREE_DATA"])
 
 
+@pytest.fixture(scope="session")
+def compare():
+    """Compares optimisers on a problem; what is asked for in `asked` is an argument of `plan.build`."""
+    from saddlefree.lab import compare as comparison
+    from saddlefree.lab.plan import build
+    from saddlefree.lab.run import load
+
+    def compared(problem, names, folder, *, seeds, resume=False, listener=lambda event: None, **asked):
+        task = load(problem, None, asked.get("variant"))
+        plans = [build(problem, name, task, seeds=range(seeds), **asked) for name in names]
+        return comparison.compare(plans, task, folder, resume=resume, listener=listener)
+
+    return compared
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Reports whose figures are not rendered, for tests of other things."""

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from saddlefree.lab import cli, demo, display, events, optimisers, plugins, problems
-from saddlefree.lab import compare as comparison
 from saddlefree.lab.metrics import read_json, read_lines
 
 HEAT = pathlib.Path(__file__).parent.parent.parent / "examples" / "heat.py"
@@ -206,10 +205,10 @@ def test_compare_fits_eighty_columns_and_says_where_the_time_went(saddlefree, pl
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(compare, tmp_path_factory):
     """The folder of a comparison."""
     folder = tmp_path_factory.mktemp("compared")
-    comparison.compare("saddle", ["sgd"], folder, seeds=1, epochs=3)
+    compare("saddle", ["sgd"], folder, seeds=1, epochs=3)
     return folder
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from saddlefree.lab import cli, events
-from saddlefree.lab.compare import compare
 from saddlefree.lab.metrics import Metrics, read_json, read_lines
 
 
@@ -27,7 +26,7 @@ def one_line(capsys):
     return re.sub(r"\s+", " ", text)
 
 
-def test_a_comparison_has_a_row_for_each_optimiser(tmp_path):
+def test_a_comparison_has_a_row_for_each_optimiser(compare, tmp_path):
     summary = compare("saddle", ["sgd", "newton", "series"], tmp_path, seeds=3, epochs=40)
     assert summary == read_json(tmp_path / "summary.json")
     rows = {row["optimiser"]: row for row in summary["rows"]}
@@ -52,7 +51,7 @@ def test_a_comparison_has_a_row_for_each_optimiser(tmp_path):
     assert {"saddlefree", "jax"} <= set(config["versions"])
 
 
-def test_what_is_finished_is_not_run_again(tmp_path):
+def test_what_is_finished_is_not_run_again(compare, tmp_path):
     compare("saddle", ["sgd", "adam"], tmp_path, seeds=2, epochs=5)
     (tmp_path / "runs" / "adam" / "summary.json").unlink()
     heard = []
@@ -60,7 +59,7 @@ def test_what_is_finished_is_not_run_again(tmp_path):
     assert [event.label for event in heard if isinstance(event, events.Started)] == ["saddle, adam, 2 seeds"]
 
 
-def test_a_budget_is_the_same_for_all_and_seeds_run_alone(tmp_path):
+def test_a_budget_is_the_same_for_all_and_seeds_run_alone(compare, tmp_path):
     summary = compare("saddle", ["sgd", "adam"], tmp_path, seeds=2, budget=0.1)
     sgd, adam = summary["rows"]
     assert sgd["seconds"] >= 0.1
@@ -73,7 +72,7 @@ def test_a_budget_is_the_same_for_all_and_seeds_run_alone(tmp_path):
     assert (tmp_path / "runs" / "adam" / "seed-1" / "summary.json").exists()
 
 
-def test_evaluations_are_as_many_as_asked_for_and_a_few_early_ones(tmp_path):
+def test_evaluations_are_as_many_as_asked_for_and_a_few_early_ones(compare, tmp_path):
     compare("saddle", ["sgd"], tmp_path, seeds=1, epochs=64, evaluations=2)
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 4, 8, 16, 32, 64]
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saddlefree.lab import display, figures, profiles, report, sections, statistics, tables
-from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_lines
 
@@ -228,7 +227,7 @@ def test_a_solved_equation_has_a_picture(tmp_path):
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
 
 
-def test_a_run_leaves_what_the_picture_shows(tmp_path):
+def test_a_run_leaves_what_the_picture_shows(compare, tmp_path):
     """Of the first of the seeds that ran together: its test figure is that of the picture."""
     compare("pinn-poisson", ["adam"], tmp_path, seeds=2, epochs=2, variant={"width": 4, "depth": 1})
     record = json.loads((tmp_path / "runs" / "adam" / "solution.json").read_text())

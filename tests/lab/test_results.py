@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from saddlefree.lab import optimisers, paper, problems, records, reproduce, results, studies
-from saddlefree.lab.compare import compare
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.metrics import read_json
 from saddlefree.lab.studies import saddle
@@ -17,7 +16,7 @@ PLAN = {"seeds": 2, "epochs": 20, "budget": None, "configs": 0, "changes": {}}
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(compare, tmp_path_factory):
     """Folders of two small comparisons."""
     folder = tmp_path_factory.mktemp("compared")
     for name in ("sgd", "adam"):
