@@ -25,6 +25,13 @@ hypothesis.settings.register_profile("fuzz", deadline=None, database=None, print
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_dropped():
+    """A process may map 65,530 pieces of memory (Linux), and XLA, which maps several for each program, crashes beyond."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Double precision within one test."""
