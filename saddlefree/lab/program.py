@@ -97,6 +97,8 @@ class Program:
             self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
         else:
             self._step = jax.jit(self._step_figures) if self._method.traceable else self._step_figures
+            if self._method.prepare is not None:
+                self._method.prepare(jax.tree.map(jnp.copy, state))
             apart = 1 if self._method.traceable else 2  # the first step may be another program than those after it
             jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, apart))
         jax.block_until_ready(self._evaluate(state))
@@ -136,6 +138,8 @@ class Program:
         return state, {name: figure for name, figure in figures.items() if name not in _KNOWN}
 
     def _one_by_one(self, state: Any, step: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+        if self._method.advance is not None:
+            return self._method.advance(state, self._task.parts["train"], count)
         figures = []
         for number in range(step, step + count):
             span, place = divmod(number, self._span)
