@@ -7,7 +7,8 @@ import pytest
 from problems import network_params, predict
 
 import saddlefree as sf
-from saddlefree import descent
+from saddlefree import descent, stages
+from saddlefree.space import Space
 
 
 def valley(x):
@@ -67,7 +68,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(solver):
 def test_the_same_problem_is_compiled_once():
     start = jnp.array([-1.2, 1.0, 0.5])
     sf.minimise(valley, start, max_steps=3)
-    program = descent.program(valley, sf.quasi_newton(), sf.line_search(), False)
+    program = descent.program(valley, stages.choose(Space(start)), False)
     compiled = program.run._cache_size()
     sf.minimise(valley, 2 * start, max_steps=5, tolerance=1e-3)
     assert program.run._cache_size() == compiled > 0
@@ -166,11 +167,8 @@ def test_progress_line(capsys):
 
 
 def test_default_depends_on_the_number_of_parameters():
-    from saddlefree.minimisation import choose
-    from saddlefree.space import Space
-
-    assert choose(Space(jnp.ones(10))) == sf.quasi_newton()
-    assert isinstance(choose(Space(jax.ShapeDtypeStruct((10_000,), jnp.float32))), sf.lanczos)
+    assert stages.choose(Space(jnp.ones(10)))[0].solver == sf.quasi_newton()
+    assert isinstance(stages.choose(Space(jax.ShapeDtypeStruct((10_000,), jnp.float32)))[0].solver, sf.lanczos)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from problems import network_batch, network_loss, network_params, network_residu
 
 import saddlefree as sf
 from saddlefree import residuals
-from saddlefree.minimisation import choose_for_residuals
+from saddlefree.stages import choose_for_residuals
 from saddlefree.model import Result
 from saddlefree.problem import Problem
 from saddlefree.space import Space
