@@ -206,9 +206,10 @@ def draw(folder: pathlib.Path, docs: pathlib.Path) -> None:
     with matplotlib.rc_context(figures.STYLE):
         for track in dict.fromkeys(track for track, _ in cells):
             runs = {m: [_lines(row) for row in rows] for (of, m), rows in cells.items() if of == track}
-            curves = statistics.curves(runs, "seconds", "train")
-            figure = figures.losses(curves, styles, "seconds")
-            figures.save_png(figure, docs / FIGURES / f"{track}.png", track)
+            curves = statistics.curves({m: seeds for m, seeds in runs.items() if all(seeds)}, "seconds", "train")
+            if curves:
+                figure = figures.losses(curves, styles, "seconds")
+                figures.save_png(figure, docs / FIGURES / f"{track}.png", "Training loss")
 
 
 def _lines(record: Record) -> list[dict[str, Any]]:
