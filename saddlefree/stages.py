@@ -18,10 +18,18 @@ from saddlefree.solvers.quasi_newton import quasi_newton
 from saddlefree.solvers.row_space import row_space
 from saddlefree.space import Space
 
-DENSE = 5_000
-"""The most parameters, or residuals, for which a matrix of their number squared is the default."""
+DENSE = 1_000
+"""The most parameters for which a quasi-Newton matrix is kept whole."""
+MEMORY = 200
+"""The updates of a quasi-Newton matrix that are kept for more parameters."""
+FEW = 300
+"""The most residuals, or parameters, for which Gauss-Newton steps are the first stage."""
 PASSES = 100
-"""The most passes over all residuals in a step that are the default."""
+"""The same where each of them takes a pass over all residuals."""
+LEAST = 20
+"""The fewest updates that are worth keeping: with less memory than that, |H| is the only stage."""
+PACE = 0.05
+"""How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
 
 
 def single(solver: Solver, rule: Rule | None = None) -> tuple[Stage, ...]:
@@ -40,24 +48,27 @@ def given(solver: Solver | None, rule: Rule | None, default: Callable[[], tuple[
 
 
 def choose(layout: Space) -> tuple[Stage, ...]:
-    """The stages of `minimise`."""
-    lanczos = Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE))
-    if layout.size > DENSE:
-        return (lanczos,)
+    """The stages of `minimise`: a self-scaled Broyden method, and |H| where that is stuck."""
     solver = quasi_newton()
-    # Where a quasi-Newton matrix is stuck, |H| goes on, and hands over again where it is stuck itself.
-    return Stage(solver, default_rule(solver), following=1), lanczos._replace(following=0)
+    if layout.size > DENSE:
+        # Two vectors an update; half as much again while they are compressed.
+        most = solver.max_bytes // (3 * layout.size * jnp.dtype(layout.dtype).itemsize)
+        solver = quasi_newton(memory=max(min(MEMORY, most), 1), update="ssbroyden")
+    if layout.size > DENSE and solver.memory < LEAST:
+        return (Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE)),)
+    first = Stage(solver, default_rule(solver), following=1)
+    return first, Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE), following=0)
 
 
 def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Stage, ...]:
-    """The stages of `least_squares`: Gauss-Newton with exact linear algebra first, where the matrices are little."""
+    """The stages of `least_squares`: where Gauss-Newton steps are cheap, these are first while they pay."""
     rest = choose(layout)
     solver, rows = row_space(), count(residual_fn, layout.like)
     needed = rows * layout.size * jnp.dtype(layout.dtype).itemsize
     # Otherwise each row or column of the Jacobian is a pass over all residuals.
-    most = DENSE if isinstance(residual_fn, pointwise) else PASSES
+    most = FEW if isinstance(residual_fn, pointwise) else PASSES
     if min(rows, layout.size) > most or needed > solver.max_bytes // 2:
         return rest
-    first = Stage(solver, damping_search(target=0.25), pace=0.05, following=1)
-    after = [stage._replace(following=stage.following and stage.following + 1) for stage in rest]
+    first = Stage(solver, damping_search(target=0.25), pace=PACE, following=1)
+    after = [stage._replace(following=None if stage.following is None else stage.following + 1) for stage in rest]
     return first, *after
