@@ -167,6 +167,12 @@ def _physics(name: str, title: str, layers: tuple[int, int], variants: dict[str,
     )
 
 
+CUTEST = (
+    *("ROSENBR", "HAIRY", "SNAIL", "HELIX", "BROWNDEN", "BIGGS6", "OSBORNEB", "CHNROSNB", "ERRINROS", "LUKSAN11LS"),
+    *("GENROSE", "FLETCHCR", "MSQRTALS", "EDENSCH", "EIGENALS", "WOODS", "BROYDN7D", "FREUROTH", "DIXON3DQ", "CURLY10"),
+)
+"""By their number of variables, from 2 to 10,000."""
+
 _GAL = "as split by Gal & Ghahramani 2016"
 register(
     "saddle",
@@ -178,6 +184,20 @@ register(
         network="two numbers",
         source="made for this laboratory",
         licence="none needed: generated",
+    ),
+)
+register(
+    "cutest",
+    Problem(
+        "A problem of CUTEst",
+        _late("cutest", "cutest"),
+        epochs=1000,
+        float64=True,
+        about="twenty classical test functions, unconstrained, with 2 to 10,000 variables, each from its own start",
+        network="none",
+        variants={"name": Setting("ROSENBR", choices=CUTEST, about="in CUTEst")},
+        source="Gould, Orban & Toint 2015, in JAX by sif2jax",
+        licence="Apache 2.0 (sif2jax)",
     ),
 )
 _dense(

@@ -1,5 +1,8 @@
 """The registry of problems: parts, standardisation, losses against their formulae, true solutions of the equations."""
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +15,7 @@ from saddlefree.lab.problems import PROBLEMS
 from saddlefree.lab.program import precision
 from saddlefree.lab.task import Term
 
-EMBEDDED = [name for name, entry in PROBLEMS.items() if entry.data in (None, "digits", "diabetes")]
+EMBEDDED = [name for name, entry in PROBLEMS.items() if entry.data in (None, "digits", "diabetes") and name != "cutest"]
 
 
 EQUATIONS = [name for name in PROBLEMS if name.startswith("pinn")]
@@ -152,6 +155,22 @@ def test_digits_are_split_without_overlap_and_standardised_in_the_loss():
     rows = {name: {bytes(np.asarray(image)) for image in part[0]} for name, part in task.parts.items()}
     assert not rows["train"] & rows["val"]
     assert not rows["train"] & rows["test"]
+
+
+def test_cutest_is_taken_from_sif2jax(monkeypatch):
+    """From a stand-in: importing sif2jax takes long."""
+    functions = {
+        name: lambda: types.SimpleNamespace(y0=np.ones(3), args=2.0, objective=lambda x, args: args * jnp.sum(x**2))
+        for name in problems.CUTEST
+    }
+    monkeypatch.setitem(sys.modules, "sif2jax", types.SimpleNamespace(cutest=types.SimpleNamespace(**functions)))
+    entry = problems.find("cutest")
+    with precision(entry):
+        task = entry.load(None, {"name": "WOODS"})
+        assert float(task.evaluate(*task.init(jax.random.key(0)), task.parts)["train"]) == 6.0
+    monkeypatch.setitem(sys.modules, "sif2jax", None)
+    with pytest.raises(UserError, match=r"sif2jax is missing: pip install 'saddlefree\[peers\]'"):
+        entry.load(None)
 
 
 def test_the_saddle_has_its_minima_where_it_says():
