@@ -220,7 +220,7 @@ class Program:
         return state._replace(
             optimisers=tuple(optimisers),
             stage=jnp.full((), index, jnp.int32),
-            stuck=jnp.where(idle & (state.value > 0.9 * begin), state.stuck + 1, idle).astype(jnp.int32),
+            stuck=jnp.where(idle, jnp.where(state.value > 0.9 * begin, state.stuck + 1, 1), 0).astype(jnp.int32),
             entered=(state.value, zero),
             window=(state.value, zero),
             idle=zero,

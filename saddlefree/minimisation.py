@@ -208,11 +208,12 @@ def minimise(
     Args:
       value_fn: function of the parameters that returns the loss, the same one whenever it is called.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: what computes directions; None is `quasi_newton()` up to 5,000 parameters, and the `lanczos` of
-        `adaptive_saddle_free_newton` beyond.
+      solver: what computes directions; None takes several in turn (`saddlefree.stages`): `quasi_newton`, and `lanczos`
+        where that is stuck.
       rule: how far to go; None is the rule that `adaptive_saddle_free_newton` takes for the solver.
       max_steps: the most steps of this call, ≥ 0.
-      tolerance: it has converged where ‖gradient‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
+      tolerance: it has converged where ‖gradient‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start, or, where
+        no step makes progress, 10 ε ‖H‖ ‖params‖, which is what rounding of the parameters does to the gradient.
       seconds: None, or the time that this call may take, > 0, compilation included.
       callback: None, or a function of `Progress`, called every so many steps; a true result ends the run.
       every: steps between two calls of `callback`, ≥ 1.
@@ -223,7 +224,8 @@ def minimise(
 
     `status` tells why it ended (`Status`, its `message` in words). `history` has for each step `value` and
     `gradient_norm` after it, `damping`, `learning_rate`, and what it cost: `products` with the Hessian and
-    `evaluations` of the loss, alone or with its gradient. A step with `escape` left a saddle along negative curvature.
+    `evaluations` of the loss, alone or with its gradient; `stage` numbers the solvers that were taken in turn, which
+    `summary` names. A step with `escape` left a saddle along negative curvature.
     The programs of the last calls are kept, so that the same function and solver are not compiled again.
 
     >>> import saddlefree as sf
@@ -263,11 +265,9 @@ def least_squares(
       residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
         each depends on one point of the data, which is cheaper.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000, or 100 without
-        `pointwise`, and the Jacobian takes no more than half of its `max_bytes`; otherwise that of `minimise`. Any
-        other solver works too.
-      rule: None is `damping_search(target=0.25)` with `row_space` by default, otherwise as in `minimise`, and so are
-        all further arguments.
+      solver: None is `row_space()`, while it pays, where the smaller of residuals and parameters is at most 300, or 100
+        without `pointwise`; then, and otherwise, as in `minimise`. Any other solver works too.
+      rule: as in `minimise`, and so are all further arguments.
       max_steps: the most steps of this call, ≥ 0.
       tolerance: it has converged where ‖Jᵀr‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
       seconds: None, or the time that this call may take, > 0.

@@ -49,15 +49,14 @@ def given(solver: Solver | None, rule: Rule | None, default: Callable[[], tuple[
 
 def choose(layout: Space) -> tuple[Stage, ...]:
     """The stages of `minimise`: a self-scaled Broyden method, and |H| where that is stuck."""
-    solver = quasi_newton()
+    solver, last = quasi_newton(), Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE))
     if layout.size > DENSE:
         # Two vectors an update; half as much again while they are compressed.
-        most = solver.max_bytes // (3 * layout.size * jnp.dtype(layout.dtype).itemsize)
-        solver = quasi_newton(memory=max(min(MEMORY, most), 1), update="ssbroyden")
-    if layout.size > DENSE and solver.memory < LEAST:
-        return (Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE)),)
-    first = Stage(solver, default_rule(solver), following=1)
-    return first, Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE), following=0)
+        memory = min(MEMORY, solver.max_bytes // (3 * layout.size * jnp.dtype(layout.dtype).itemsize))
+        if memory < LEAST:
+            return (last,)
+        solver = quasi_newton(memory, "ssbroyden")
+    return Stage(solver, default_rule(solver), following=1), last._replace(following=0)
 
 
 def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Stage, ...]:

@@ -100,9 +100,10 @@ class quasi_newton(Solver):
 
     Args:
       memory: None keeps M as a matrix: P² numbers and one product with it a step. A whole number ≥ 1 keeps as many
-        pairs (s, y) instead, by L-BFGS, which is BFGS with M = yᵀs/(yᵀy) I before the oldest of them.
-      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" for pairs, which take no
-        other.
+        updates instead, two vectors each: with "bfgs" the last pairs (s, y), by L-BFGS, which is BFGS with
+        M = yᵀs/(yᵀy) I before the oldest of them; otherwise M = f·I + Σ wⱼvⱼvⱼᵀ, in places for the next multiple of 16
+        updates, half of which are dropped where all are taken (see `factors`).
+      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" where memory is a number.
       max_bytes: the most that matrix or pairs may take, ≥ 1; it is checked before they are allocated.
 
     It answers λ = 0 only, and goes with `line_search`, the rule that `adaptive_saddle_free_newton` takes for it, or
