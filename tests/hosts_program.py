@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from problems import network_batch, network_loss, network_params
+from problems import network_batch, network_loss, network_params, network_residuals
 
 import saddlefree as sf
 
@@ -40,7 +40,8 @@ def train(pair, mesh):
     def step(params, state, x, y):
         value_fn = sf.microbatch_mean(network_loss, (x, y), 8)
         value, grads = jax.value_and_grad(value_fn)(params)
-        updates, state = tx.update(grads, state, params, value=value, value_fn=value_fn)
+        known = {"value_fn": value_fn, "residual_fn": lambda params: network_residuals(params, (x, y))}
+        updates, state = tx.update(grads, state, params, value=value, **known)
         return optax.apply_updates(params, updates), state
 
     state = jax.jit(tx.init)(params)
