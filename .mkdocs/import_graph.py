@@ -26,7 +26,7 @@ STAGES = {
     "solver": ("solvers",),
     "rule": ("rules",),
     "optimiser": ("optimiser",),
-    "tools": ("density", "descent", "inspection", "minimisation", "neighbours", "training"),
+    "tools": ("density", "descent", "inspection", "minimisation", "neighbours", "stages", "training"),
     "names": ("names", ""),
 }
 """The stages in the order of imports, each with its modules or packages; the empty name is the package itself."""

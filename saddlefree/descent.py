@@ -1,8 +1,10 @@
-"""The compiled parts of `minimise`: a chunk of steps, and the way off a saddle.
+"""The compiled parts of `minimise`: a chunk of steps, the way from one stage to the next, and the way off a saddle.
 
-A step depends on the state alone, so that where a chunk ends, and where a run is interrupted, changes no bit.
+A run has stages, each a solver with its rule. A step, and when a stage ends, depend on the state alone, so that where a
+chunk ends, and where a run is interrupted, changes no bit.
 """
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from saddlefree.residuals import half_square
 from saddlefree.rules.base import Rule
 from saddlefree.rules.line_search import NOISE, LineSearchState
 from saddlefree.solvers.base import Solver
+from saddlefree.solvers.quasi_newton import DenseState, LimitedState
 from saddlefree.space import Space, Tree
 
 CHUNK = 256
@@ -31,12 +34,59 @@ THRESHOLD = 1e-6
 TRIALS = 24
 """The lengths that are tried along negative curvature, on either side."""
 
-RUNNING, SMALL, IDLE, NONFINITE = range(4)
-"""What a step finds: nothing to stop for; a gradient within the tolerance; no progress; a non-finite number."""
+RUNNING, SMALL, IDLE, NONFINITE, SWITCH = range(5)
+"""What a step finds: nothing to stop for; a gradient within the tolerance; no progress; a non-finite number; the end of
+a stage."""
 
 Row = dict[str, jax.Array]
-COLUMNS = ("value", "gradient_norm", "damping", "learning_rate", "products", "evaluations", "escape")
+COLUMNS = ("value", "gradient_norm", "damping", "learning_rate", "products", "evaluations", "escape", "stage")
 """What a row holds."""
+
+
+class Reason(enum.IntEnum):
+    """Why a stage ended.
+
+    >>> Reason.SLOW.message
+    'the loss fell too slowly'
+    """
+
+    NONE = 0
+    SLOW = 1
+    STUCK = 2
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    Reason.NONE: "it has not ended",
+    Reason.SLOW: "the loss fell too slowly",
+    Reason.STUCK: "no step made progress, and rounding does not explain it",
+}
+
+
+class Stage(NamedTuple):
+    """A part of a run.
+
+    Attributes:
+      solver, rule: what makes its steps.
+      pace: it ends where over `window` steps ln f falls by less than `pace` a step, ≥ 0; 0 never.
+      window: steps, ≥ 1.
+      following: the stage after it, an index; None where it is the last. A stage that is stuck ends too.
+    """
+
+    solver: Solver
+    rule: Rule
+    pace: float = 0.0
+    window: int = 10
+    following: int | None = None
+
+    @property
+    def name(self) -> str:
+        """That of its solver."""
+        return type(self.solver).__name__
 
 
 class MinimiseState(NamedTuple):
@@ -46,7 +96,11 @@ class MinimiseState(NamedTuple):
     value: jax.Array
     gradient: Tree
     norm: jax.Array  # ‖gradient‖
-    optimiser: Any
+    optimisers: tuple[Any, ...]  # the state of each stage's optimiser
+    stage: jax.Array  # the index of the present one
+    entered: tuple[jax.Array, jax.Array]  # loss where it began, and the steps since
+    window: tuple[jax.Array, jax.Array]  # loss where the window began, and the steps since
+    stuck: jax.Array  # stages in a row that ended without progress worth mentioning
     best_params: Tree
     best_value: jax.Array
     first_norm: jax.Array  # ‖gradient‖ at the start
@@ -55,6 +109,9 @@ class MinimiseState(NamedTuple):
     steps: jax.Array
     key: jax.Array
     code: jax.Array  # what the last step found
+    taken: jax.Array  # the steps of each stage
+    reasons: jax.Array  # why each stage ended last, a `Reason`
+    checked: jax.Array  # products of all searches for negative curvature
 
 
 class Escape(NamedTuple):
@@ -64,6 +121,8 @@ class Escape(NamedTuple):
     row: Row
     negative: jax.Array  # whether the smallest eigenvalue is negative
     lower: jax.Array  # whether the loss is lower along its eigenvector
+    rounded: jax.Array  # whether the gradient is as small as rounding of the parameters allows
+    checked: jax.Array  # products of all searches, this one included
 
 
 class Program:
@@ -71,20 +130,21 @@ class Program:
 
     Args:
       fn: the loss, or residuals where `residuals` holds.
-      solver, rule: of the optimiser.
+      stages: of the run; it begins with the first.
       residuals: the loss is then ½‖fn(params)‖².
     """
 
-    def __init__(self, fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool):
-        self.tx = adaptive_saddle_free_newton(solver, rule=rule)
-        self.rule = rule
+    def __init__(self, fn: Callable[[Tree], Any], stages: tuple[Stage, ...], residuals: bool):
+        self.stages = stages
+        self.txs = tuple(adaptive_saddle_free_newton(stage.solver, rule=stage.rule) for stage in stages)
         self.value_fn = checks.scalar_valued("value_fn", half_square(fn) if residuals else fn)
         self.known = {"value_fn": self.value_fn, **({"residual_fn": fn} if residuals else {})}
         self.start: Callable[[Tree, jax.Array], MinimiseState] = jax.jit(self._start)
-        self.judge: Callable[[MinimiseState, jax.Array], MinimiseState] = jax.jit(self._judge)
+        self.judge: Callable[[int, MinimiseState, jax.Array], MinimiseState] = jax.jit(self._judge, static_argnums=0)
+        self.enter: Callable[[int, MinimiseState], MinimiseState] = jax.jit(self._enter, static_argnums=0)
         self.escape: Callable[[MinimiseState], Escape] = jax.jit(self._escape)
-        self.run: Callable[[MinimiseState, jax.Array, jax.Array], tuple[MinimiseState, Row]] = jax.jit(
-            self._run, donate_argnums=0
+        self.run: Callable[[int, MinimiseState, jax.Array, jax.Array], tuple[MinimiseState, Row]] = jax.jit(
+            self._run, static_argnums=0, donate_argnums=1
         )
 
     def _evaluate(self, params: Tree) -> tuple[jax.Array, Tree, jax.Array]:
@@ -94,24 +154,84 @@ class Program:
 
     def _start(self, params: Tree, key: jax.Array) -> MinimiseState:
         value, gradient, norm = self._evaluate(params)
-        zero = jnp.zeros((), jnp.int32)
+        zero, none = jnp.zeros((), jnp.int32), jnp.zeros(len(self.stages), jnp.int32)
         best = jnp.where(jnp.isfinite(value), value, jnp.inf)
-        optimiser = self.tx.init(params)
-        reference = best, jnp.where(jnp.isfinite(norm), norm, jnp.inf)
         return MinimiseState(
-            params, value, gradient, norm, optimiser, params, best, norm, reference, zero, zero, key, zero
+            params=params,
+            value=value,
+            gradient=gradient,
+            norm=norm,
+            optimisers=tuple(tx.init(params) for tx in self.txs),
+            stage=zero,
+            entered=(best, zero),
+            window=(best, zero),
+            stuck=zero,
+            best_params=params,
+            best_value=best,
+            first_norm=norm,
+            reference=(best, jnp.where(jnp.isfinite(norm), norm, jnp.inf)),
+            idle=zero,
+            steps=zero,
+            key=key,
+            code=zero,
+            taken=none,
+            reasons=none,
+            checked=zero,
         )
 
-    def _judge(self, state: MinimiseState, tolerance: jax.Array) -> MinimiseState:
-        """The state with its code."""
+    def _judge(self, index: int, state: MinimiseState, tolerance: jax.Array) -> MinimiseState:
+        """The state with its code, and with the reason where the stage ends."""
+        stage = self.stages[index]
         small = (state.norm <= tolerance) & (state.value <= state.best_value + NOISE * jnp.abs(state.best_value))
-        code = jnp.where(small, SMALL, jnp.where(state.idle >= PATIENCE, IDLE, RUNNING))
+        idle = state.idle >= PATIENCE
+        code = jnp.where(small, SMALL, jnp.where(idle, IDLE, RUNNING))
+        if stage.following is not None:
+            (first, count), before = state.window, state.reasons[index]
+            full = count >= stage.window
+            fallen = jnp.log(first) - jnp.log(jnp.maximum(state.value, jnp.finfo(first.dtype).tiny))
+            slow = full & (fallen < stage.pace * stage.window) & (first > 0)
+            stuck = idle & ~self._rounded(index, state) & (state.stuck < len(self.stages) - 1)
+            code = jnp.where((code == IDLE) & stuck, SWITCH, jnp.where((code == RUNNING) & slow, SWITCH, code))
+            reason = jnp.where(code == SWITCH, jnp.where(idle, Reason.STUCK, Reason.SLOW), before).astype(jnp.int32)
+            state = state._replace(
+                reasons=state.reasons.at[index].set(reason),
+                window=space.where(full, (state.value, jnp.zeros_like(count)), state.window),
+            )
         finite = jnp.isfinite(state.value) & jnp.isfinite(state.norm)
         return state._replace(code=jnp.where(finite, code, NONFINITE).astype(jnp.int32))
 
-    def _run(self, state: MinimiseState, tolerance: jax.Array, count: jax.Array) -> tuple[MinimiseState, Row]:
-        """At most `count` steps, and a row of figures for each."""
-        _, row = jax.eval_shape(self._step, state)
+    def _rounded(self, index: int, state: MinimiseState) -> jax.Array:
+        """Whether the step that the model wants would change the loss by no more than rounding."""
+        memory = state.optimisers[index].solver
+        if not isinstance(memory, DenseState | LimitedState):
+            return jnp.array(False)
+        layout = Space(state.params)
+        g, _ = space.ravel(layout.pack(state.gradient))
+        d, _ = space.ravel(memory.last.direction)
+        return jnp.abs(space.dot(g, d)) <= 100 * jnp.finfo(g.dtype).eps * jnp.abs(state.value)
+
+    def _enter(self, index: int, state: MinimiseState) -> MinimiseState:
+        """The state at the beginning of a stage."""
+        begin, _ = state.entered
+        optimisers = list(state.optimisers)
+        optimisers[index] = self.txs[index].init(state.params)
+        zero = jnp.zeros((), jnp.int32)
+        idle = state.idle >= PATIENCE
+        return state._replace(
+            optimisers=tuple(optimisers),
+            stage=jnp.full((), index, jnp.int32),
+            stuck=jnp.where(idle, jnp.where(state.value > 0.9 * begin, state.stuck + 1, 1), 0).astype(jnp.int32),
+            entered=(state.value, zero),
+            window=(state.value, zero),
+            idle=zero,
+            code=zero,
+        )
+
+    def _run(
+        self, index: int, state: MinimiseState, tolerance: jax.Array, count: jax.Array
+    ) -> tuple[MinimiseState, Row]:
+        """At most `count` steps of a stage, and a row of figures for each."""
+        _, row = jax.eval_shape(lambda state: self._step(index, state), state)
         rows = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), row)
         Carry = tuple[MinimiseState, Row, jax.Array]
 
@@ -121,16 +241,16 @@ class Program:
 
         def iterate(carry: Carry) -> Carry:
             state, rows, done = carry
-            state, row = self._step(state)
+            state, row = self._step(index, state)
             rows = jax.tree.map(lambda column, x: column.at[done].set(x), rows, row)
-            return self._judge(state, tolerance), rows, done + 1
+            return self._judge(index, state, tolerance), rows, done + 1
 
         state, rows, _ = jax.lax.while_loop(unfinished, iterate, (state, rows, jnp.zeros((), jnp.int32)))
         return state, rows
 
-    def _step(self, state: MinimiseState) -> tuple[MinimiseState, Row]:
-        updates, optimiser = self.tx.update(
-            state.gradient, state.optimiser, state.params, value=state.value, **self.known
+    def _step(self, index: int, state: MinimiseState) -> tuple[MinimiseState, Row]:
+        updates, optimiser = self.txs[index].update(
+            state.gradient, state.optimisers[index], state.params, value=state.value, **self.known
         )
         params = optax.apply_updates(state.params, updates)
         if isinstance(optimiser.rule, LineSearchState):
@@ -142,8 +262,9 @@ class Program:
             norm, evaluations = space.norm(space.to_working(gradient)), optimiser.figures["evaluations"]
         else:
             value, gradient, norm = self._evaluate(params)
-            evaluations = jnp.asarray(self.rule.evaluations + 1, value.dtype)
-        new = self._moved(state, params, value, gradient, norm)._replace(optimiser=optimiser)
+            evaluations = jnp.asarray(self.stages[index].rule.evaluations + 1, value.dtype)
+        optimisers = (*state.optimisers[:index], optimiser, *state.optimisers[index + 1 :])
+        new = self._moved(state, params, value, gradient, norm)._replace(optimisers=optimisers)
         figures = optimiser.figures
         return new, self._row(
             new, figures["damping"], figures["learning_rate"], figures["products"], evaluations, jnp.array(False)
@@ -170,6 +291,9 @@ class Program:
             ),
             idle=jnp.where(progress, 0, state.idle + 1).astype(jnp.int32),
             steps=state.steps + 1,
+            taken=state.taken.at[state.stage].add(1),
+            entered=(state.entered[0], state.entered[1] + 1),
+            window=(state.window[0], state.window[1] + 1),
         )
 
     def _row(
@@ -182,7 +306,7 @@ class Program:
         escape: jax.Array,
     ) -> Row:
         evaluations = evaluations.astype(jnp.int32)
-        figures = state.value, state.norm, damping, learning_rate, products, evaluations, escape
+        figures = state.value, state.norm, damping, learning_rate, products, evaluations, escape, state.stage
         return dict(zip(COLUMNS, figures, strict=True))
 
     def _escape(self, state: MinimiseState) -> Escape:
@@ -197,8 +321,11 @@ class Program:
         )
         values, vectors = jnp.linalg.eigh(T.dense())
         v = space.combine(basis, vectors[:, 0])
+        largest = jnp.max(jnp.abs(values))
         threshold = max(THRESHOLD, 100 * float(jnp.finfo(layout.dtype).eps))
-        negative = values[0] < -threshold * jnp.max(jnp.abs(values))
+        negative = values[0] < -threshold * largest
+        # The gradient of the nearest parameters that there are differs by as much.
+        rounded = state.norm <= 10 * jnp.finfo(layout.dtype).eps * largest * space.norm(x)
         lengths = jnp.maximum(1, space.norm(x)) * 0.5 ** jnp.arange(TRIALS, dtype=layout.dtype)
         lengths = jnp.concatenate([lengths, -lengths])
 
@@ -210,16 +337,25 @@ class Program:
         lower = losses[best] < state.value
         params = after(lengths[best])
         value, gradient, norm = self._evaluate(params)
+        zero = jnp.zeros((), jnp.int32)
+        spent = state.checked + products.astype(jnp.int32)
         new = self._moved(state, params, value, gradient, norm)._replace(
-            optimiser=self.tx.init(params), reference=(value, norm), idle=jnp.zeros((), jnp.int32), key=following
+            optimisers=tuple(tx.init(params) for tx in self.txs),
+            reference=(value, norm),
+            window=(value, zero),
+            idle=zero,
+            stuck=zero,
+            key=following,
+            code=jnp.full((), RUNNING, jnp.int32),
+            checked=spent,
         )
-        new = new._replace(code=jnp.full((), RUNNING, jnp.int32))
-        zero = jnp.zeros((), layout.dtype)
+        none = jnp.zeros((), layout.dtype)
         evaluations = jnp.asarray(2 * TRIALS + 1, jnp.int32)
-        return Escape(new, self._row(new, zero, zero, products, evaluations, jnp.array(True)), negative, lower)
+        row = self._row(new, none, none, products, evaluations, jnp.array(True))
+        return Escape(new, row, negative, lower, rounded, spent)
 
 
 @functools.lru_cache(maxsize=16)
-def program(fn: Callable[[Tree], Any], solver: Solver, rule: Rule, residuals: bool) -> Program:
-    """The program of a function, a solver and a rule; the last ones are kept."""
-    return Program(fn, solver, rule, residuals)
+def program(fn: Callable[[Tree], Any], stages: tuple[Stage, ...], residuals: bool) -> Program:
+    """The program of a function and its stages; the last ones are kept."""
+    return Program(fn, stages, residuals)

@@ -1,8 +1,9 @@
 """Minimising a smooth function from start to end: `minimise`, and `least_squares` for residuals.
 
 Compiled chunks of steps are driven from the host. How long a chunk is follows from the clock, and changes no bit of
-the result. Where the gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured
-from a random start, so that a saddle is not taken for a minimum.
+the result. Where the user chooses no solver, a run has stages, each with a solver of its own (`stages`). Where the
+gradient is small, or no step makes progress, the smallest eigenvalue of the Hessian is measured from a random start, so
+that a saddle is not taken for a minimum.
 """
 
 import enum
@@ -15,21 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saddlefree import checks, descent
-from saddlefree.descent import MinimiseState
-from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
-from saddlefree.residuals import ResidualFn, count, pointwise
+from saddlefree import checks, descent, stages
+from saddlefree.descent import MinimiseState, Reason, Stage
+from saddlefree.residuals import ResidualFn
 from saddlefree.rules.base import Rule
-from saddlefree.rules.search import damping_search
-from saddlefree.solvers.base import Solver, check_solver
-from saddlefree.solvers.quasi_newton import quasi_newton
-from saddlefree.solvers.row_space import row_space
+from saddlefree.solvers.base import Solver
 from saddlefree.space import Space, Tree
-
-DENSE = 5_000
-"""The most parameters, or residuals, for which a matrix of their number squared is the default."""
-PASSES = 100
-"""The most passes over all residuals in a step that are the default."""
 
 
 class Status(enum.IntEnum):
@@ -64,6 +56,10 @@ _MESSAGES = {
 }
 
 
+Rows = dict[str, np.ndarray]
+"""Columns of figures, one entry for each step."""
+
+
 class Progress(NamedTuple):
     """What a callback is given."""
 
@@ -78,7 +74,7 @@ class Minimum(NamedTuple):
     """The result of `minimise`.
 
     >>> Minimum._fields
-    ('params', 'value', 'status', 'steps', 'history', 'state')
+    ('params', 'value', 'status', 'steps', 'history', 'summary', 'state')
     """
 
     params: Tree  # the best that were found
@@ -86,23 +82,110 @@ class Minimum(NamedTuple):
     status: Status
     steps: int  # all of them, those before `state=` too
     history: dict[str, np.ndarray]  # one entry for each step of this call
+    summary: str  # which solvers were used, for how many steps and why they were left, and why the run ended
     state: MinimiseState  # for `state=`
 
 
-def choose(layout: Space) -> Solver:
-    """The default solver, from the number of parameters: a quasi-Newton matrix where P² is little, else Lanczos."""
-    return quasi_newton() if layout.size <= DENSE else DEFAULT_ADAPTIVE
+class Descent:
+    """A run that is driven by hand: `start`, then `advance` as often as one likes. `minimise` is made of it.
+
+    Args:
+      fn: the loss, or residuals where `residuals` holds.
+      stages: of the run, as `saddlefree.stages` chooses them.
+      residuals: the loss is then ½‖fn(params)‖².
+      tolerance: see `minimise`.
+
+    The state's structure is the same in all stages, and its bits do not depend on how steps are divided into calls.
+
+    >>> from saddlefree import quasi_newton, stages
+    >>> run = Descent(lambda x: jnp.sum(jnp.cosh(x)), stages.single(quasi_newton()))
+    >>> state = run.start(jnp.ones(3))
+    >>> state, rows, status = run.advance(state, 4)
+    >>> rows["value"].shape, status
+    ((4,), None)
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Tree], Any],
+        stages: tuple[Stage, ...],
+        residuals: bool = False,
+        tolerance: float | None = None,
+    ):
+        self.stages, self.tolerance = stages, tolerance
+        self._program = descent.program(fn, stages, residuals)
+
+    def start(self, params: Tree, seed: int | jax.Array = 0) -> MinimiseState:
+        """The state before the first step. It holds copies."""
+        return jax.tree.map(jnp.array, self._program.start(params, jax.random.PRNGKey(seed)))
+
+    def resumed(self, state: MinimiseState) -> MinimiseState:
+        """A copy of a state, judged by this run's tolerance; a run that has stalled gets another chance."""
+        state = jax.tree.map(jnp.array, state)
+        state = state._replace(idle=jnp.where(state.code == descent.IDLE, 0, state.idle))
+        if int(state.code) == descent.SWITCH:
+            return state
+        return self._program.judge(int(state.stage), state, self._limit(state))
+
+    def advance(self, state: MinimiseState, count: int) -> tuple[MinimiseState, Rows, Status | None]:
+        """At most `count` ≥ 0 steps, across the ends of stages; fewer where a status says why the run has ended.
+
+        The state that is handed in must not be used again: its memory is. With a status it may be handed in once more,
+        to no effect.
+        """
+        found: list[Rows] = []
+        end, limit, status = int(state.steps) + count, self._limit(state), None
+        while status is None:
+            code, stage, before = int(state.code), int(state.stage), int(state.steps)
+            if code == descent.NONFINITE:
+                status = Status.NONFINITE
+            elif code in (descent.SMALL, descent.IDLE):
+                seen = self._program.escape(state)
+                status = self._verdict(code, seen)
+                if status is not None:
+                    state = state._replace(checked=seen.checked)
+                elif before < end:
+                    state = seen.state
+                    found.append({name: np.asarray(x)[None] for name, x in seen.row.items()})
+            elif before < end and code == descent.SWITCH:
+                state = self._program.enter(_following(self.stages[stage]), state)
+            elif before < end:
+                left = jnp.asarray(min(end - before, descent.CHUNK), jnp.int32)
+                state, rows = self._program.run(stage, state, limit, left)
+                found.append({name: np.asarray(column)[: int(state.steps) - before] for name, column in rows.items()})
+            if before >= end:
+                break
+        return state, _joined(found), status
+
+    def summary(self, state: MinimiseState, status: Status | None = None) -> str:
+        """One line: the solvers that were used, for how many steps, why they were left, and why the run ended."""
+        parts = []
+        for stage, taken, reason in zip(self.stages, state.taken.tolist(), state.reasons.tolist(), strict=True):
+            why = f" until {Reason(reason).message}" if reason else ""
+            parts += [f"{stage.name}: {taken:,} steps{why}"] if taken else []
+        checked = [f"{int(state.checked)} products to look for saddles"] if int(state.checked) else []
+        return "; ".join([*parts, *checked, *([] if status is None else [status.message])])
+
+    def _verdict(self, code: int, seen: descent.Escape) -> Status | None:
+        """Why a run ends that makes no progress, or None where negative curvature leads down."""
+        if seen.negative:
+            return None if seen.lower else Status.SADDLE
+        settled = code == descent.SMALL or (self.tolerance is None and bool(seen.rounded))
+        return Status.CONVERGED if settled else Status.STALLED
+
+    def _limit(self, state: MinimiseState) -> jax.Array:
+        dtype = state.norm.dtype
+        limit = 10 * jnp.finfo(dtype).eps * state.first_norm if self.tolerance is None else self.tolerance
+        return jnp.asarray(limit, dtype)
 
 
-def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Solver, Rule | None]:
-    """The default of `least_squares`: Gauss-Newton with exact linear algebra where the matrices are little."""
-    solver, rows = row_space(), count(residual_fn, layout.like)
-    needed = rows * layout.size * jnp.dtype(layout.dtype).itemsize
-    # Otherwise each row or column of the Jacobian is a pass over all residuals.
-    most = DENSE if isinstance(residual_fn, pointwise) else PASSES
-    if min(rows, layout.size) <= most and needed <= solver.max_bytes // 2:
-        return solver, damping_search(target=0.25)
-    return choose(layout), None
+def _following(stage: Stage) -> int:
+    assert stage.following is not None
+    return stage.following
+
+
+def _joined(rows: list[Rows]) -> Rows:
+    return {name: np.concatenate([part[name] for part in rows] or [np.zeros(0)]) for name in descent.COLUMNS}
 
 
 def minimise(
@@ -125,11 +208,12 @@ def minimise(
     Args:
       value_fn: function of the parameters that returns the loss, the same one whenever it is called.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: what computes directions; None is `quasi_newton()` up to 5,000 parameters, and the `lanczos` of
-        `adaptive_saddle_free_newton` beyond.
+      solver: what computes directions; None takes several in turn (`saddlefree.stages`): `quasi_newton`, and `lanczos`
+        where that is stuck.
       rule: how far to go; None is the rule that `adaptive_saddle_free_newton` takes for the solver.
       max_steps: the most steps of this call, ≥ 0.
-      tolerance: it has converged where ‖gradient‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
+      tolerance: it has converged where ‖gradient‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start, or, where
+        no step makes progress, 10 ε ‖H‖ ‖params‖, which is what rounding of the parameters does to the gradient.
       seconds: None, or the time that this call may take, > 0, compilation included.
       callback: None, or a function of `Progress`, called every so many steps; a true result ends the run.
       every: steps between two calls of `callback`, ≥ 1.
@@ -140,7 +224,8 @@ def minimise(
 
     `status` tells why it ended (`Status`, its `message` in words). `history` has for each step `value` and
     `gradient_norm` after it, `damping`, `learning_rate`, and what it cost: `products` with the Hessian and
-    `evaluations` of the loss, alone or with its gradient. A step with `escape` left a saddle along negative curvature.
+    `evaluations` of the loss, alone or with its gradient; `stage` numbers the solvers that were taken in turn, which
+    `summary` names. A step with `escape` left a saddle along negative curvature.
     The programs of the last calls are kept, so that the same function and solver are not compiled again.
 
     >>> import saddlefree as sf
@@ -154,9 +239,9 @@ def minimise(
     """
     params = checks.arrays(params)
     checks.real_parameters(params)
-    solver = choose(Space(params)) if solver is None else solver
+    chosen = stages.given(solver, rule, lambda: stages.choose(Space(params)))
     limits = max_steps, tolerance, seconds
-    return _driven(value_fn, False, params, solver, rule, limits, (callback, every, progress), seed, state)
+    return _driven(value_fn, False, params, chosen, limits, (callback, every, progress), seed, state)
 
 
 def least_squares(
@@ -180,11 +265,9 @@ def least_squares(
       residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
         each depends on one point of the data, which is cheaper.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: None is `row_space()` where the smaller of residuals and parameters is at most 5,000, or 100 without
-        `pointwise`, and the Jacobian takes no more than half of its `max_bytes`; otherwise that of `minimise`. Any
-        other solver works too.
-      rule: None is `damping_search(target=0.25)` with `row_space` by default, otherwise as in `minimise`, and so are
-        all further arguments.
+      solver: None is `row_space()`, while it pays, where the smaller of residuals and parameters is at most 300, or 100
+        without `pointwise`; then, and otherwise, as in `minimise`. Any other solver works too.
+      rule: as in `minimise`, and so are all further arguments.
       max_steps: the most steps of this call, ≥ 0.
       tolerance: it has converged where ‖Jᵀr‖ ≤ tolerance ≥ 0; None is 10 ε times the norm at the start.
       seconds: None, or the time that this call may take, > 0.
@@ -202,19 +285,16 @@ def least_squares(
     """
     params = checks.arrays(params)
     checks.real_parameters(params)
-    if solver is None:
-        solver, default = choose_for_residuals(residual_fn, Space(params))
-        rule = default if rule is None else rule
+    chosen = stages.given(solver, rule, lambda: stages.choose_for_residuals(residual_fn, Space(params)))
     limits = max_steps, tolerance, seconds
-    return _driven(residual_fn, True, params, solver, rule, limits, (callback, every, progress), seed, state)
+    return _driven(residual_fn, True, params, chosen, limits, (callback, every, progress), seed, state)
 
 
 def _driven(
     fn: Callable[[Tree], Any],
     residuals: bool,
     params: Tree,
-    solver: Solver,
-    rule: Rule | None,
+    chosen: tuple[Stage, ...],
     limits: tuple[int, float | None, float | None],
     reports: tuple[Callable[[Progress], Any] | None, int, bool],
     seed: int,
@@ -229,57 +309,37 @@ def _driven(
         checks.number("tolerance", tolerance, 0)
     if seconds is not None:
         checks.number("seconds", seconds, 0, open_low=True)
-    layout = Space(params)
-    check_solver(solver)
-    rule = default_rule(solver) if rule is None else rule
-    program = descent.program(fn, solver, rule, residuals)
-    # Copies: a chunk writes into the memory of the state that it is given.
-    state = jax.tree.map(jnp.array, program.start(layout.like, jax.random.PRNGKey(seed)) if state is None else state)
-    limit = 10 * jnp.finfo(layout.dtype).eps * state.first_norm if tolerance is None else tolerance
-    limit = jnp.asarray(limit, layout.dtype)
-    # A run that has stalled gets another chance.
-    state = state._replace(idle=jnp.where(state.code == descent.IDLE, 0, state.idle))
-    state = program.judge(state, limit)
+    run = Descent(fn, chosen, residuals, tolerance)
+    state = run.resumed(run.start(Space(params).like, seed) if state is None else state)
     clock = _Clock(begun, seconds, progress)
-    history: list[dict[str, np.ndarray]] = []
+    history: list[Rows] = []
     first, status = int(state.steps), None
     while status is None:
-        taken, code = int(state.steps) - first, int(state.code)
-        if code == descent.NONFINITE:
-            status = Status.NONFINITE
-        elif code != descent.RUNNING:
-            found = program.escape(state)
-            if not found.negative:
-                status = Status.CONVERGED if code == descent.SMALL else Status.STALLED
-            elif not found.lower:
-                status = Status.SADDLE
-            elif taken < max_steps:
-                state = found.state
-                history.append({name: np.asarray(x)[None] for name, x in found.row.items()})
-            else:
-                status = Status.STEPS
-        elif taken >= max_steps:
-            status = Status.STEPS
-        elif clock.is_over():
+        taken = int(state.steps) - first
+        if clock.is_over():
             status = Status.TIME
         else:
-            count = min(clock.steps(), max_steps - taken, descent.CHUNK)
+            count = min(clock.steps(), max_steps - taken)
             if callback is not None:
                 count = min(count, every - taken % every)
-            state, rows = program.run(state, limit, jnp.asarray(count, jnp.int32))
+            state, rows, status = run.advance(state, count)
+            history.append(rows)
             done = int(state.steps) - first
-            history.append({name: np.asarray(column)[: done - taken] for name, column in rows.items()})
             clock.tick(state, done - taken)
-            if callback is not None and done % every == 0 and callback(clock.report(state)):
-                status = Status.STOPPED
-    clock.end(state, status)
+            if callback is not None and done > taken and done % every == 0 and callback(clock.report(state)):
+                status = status or Status.STOPPED
+            if done >= max_steps:
+                status = status or Status.STEPS
+    summary = run.summary(state, status)
+    clock.end(state, summary)
     settled = status == Status.CONVERGED
     return Minimum(
         state.params if settled else state.best_params,
         state.value if settled else state.best_value,
         status,
         int(state.steps),
-        {name: np.concatenate([rows[name] for rows in history] or [np.zeros(0)]) for name in descent.COLUMNS},
+        _joined(history),
+        summary,
         state,
     )
 
@@ -318,10 +378,10 @@ class _Clock:
         params = jax.tree.map(jnp.array, state.params)
         return Progress(int(state.steps), float(state.value), float(state.norm), params, self.passed())
 
-    def end(self, state: MinimiseState, status: Status) -> None:
+    def end(self, state: MinimiseState, summary: str) -> None:
         """The last line."""
         if self.shown:
-            self._write(state, f"  {status.message}\n")
+            self._write(state, f"\n{summary}\n")
 
     def _write(self, state: MinimiseState, end: str) -> None:
         figures = f"step {int(state.steps):>7,}  loss {float(state.value):.6e}  gradient {float(state.norm):.1e}"

@@ -7,7 +7,11 @@ import pytest
 from problems import network_params, predict
 
 import saddlefree as sf
-from saddlefree import descent
+from benchmarks import saddles
+from saddlefree import descent, stages
+from saddlefree.descent import Stage
+from saddlefree.minimisation import Descent
+from saddlefree.space import Space
 
 
 def valley(x):
@@ -64,10 +68,37 @@ def test_an_interrupted_run_ends_with_the_same_bits(solver):
     assert equal(first.state, kept)  # the state that was handed in is not written to
 
 
+def test_a_switch_between_stages_changes_no_bit_wherever_a_run_is_interrupted():
+    """Two stages, the first of which ends because it is slow; 1 step at a time, and 30 at once."""
+    slow = Stage(sf.exact(), sf.damping_search(), pace=50.0, window=4, following=1)
+    run = Descent(valley, (slow, Stage(sf.quasi_newton(), sf.line_search())))
+    start = jnp.array([-1.2, 1.0, 0.5])
+    whole, rows, status = run.advance(run.start(start), 12)
+    assert status is None
+    np.testing.assert_array_equal(rows["stage"], [0] * 4 + [1] * 8)
+    state, parts = run.start(start), []
+    for _ in range(12):
+        state, row, _ = run.advance(run.resumed(state), 1)
+        parts.append(row["value"])
+    assert equal(state, whole)
+    np.testing.assert_array_equal(np.concatenate(parts), rows["value"])
+    assert run.summary(state) == "exact: 4 steps until the loss fell too slowly; quasi_newton: 8 steps"
+
+
+def test_a_stage_that_is_stuck_hands_over():
+    """A rule that takes no step: rounding does not explain it."""
+    nowhere = Stage(sf.quasi_newton(), sf.fixed_rate(0.0, damping=0.0), following=1)
+    run = Descent(valley, (nowhere, Stage(sf.quasi_newton(), sf.line_search(), following=0)))
+    state, rows, status = run.advance(run.start(jnp.array([-1.2, 1.0, 0.5])), 200)
+    assert status == sf.Status.CONVERGED
+    assert rows["stage"][descent.PATIENCE - 1 : descent.PATIENCE + 1].tolist() == [0, 1]
+    assert "quasi_newton: 30 steps until no step made progress" in run.summary(state)
+
+
 def test_the_same_problem_is_compiled_once():
     start = jnp.array([-1.2, 1.0, 0.5])
     sf.minimise(valley, start, max_steps=3)
-    program = descent.program(valley, sf.quasi_newton(), sf.line_search(), False)
+    program = descent.program(valley, stages.choose(Space(start)), False)
     compiled = program.run._cache_size()
     sf.minimise(valley, 2 * start, max_steps=5, tolerance=1e-3)
     assert program.run._cache_size() == compiled > 0
@@ -145,6 +176,12 @@ def test_no_saddle_counts_as_converged(x64, name):
     assert result.history["escape"].any()
 
 
+@pytest.mark.parametrize("name", list(saddles.FUNCTIONS)[:4])
+def test_random_starts_do_not_end_on_saddles(x64, name):
+    """The benchmark `benchmarks.saddles`, with 8 of its 1,000 starts."""
+    assert saddles.ended_on_saddles(saddles.minimised, name, range(8)) == 0
+
+
 def test_a_saddle_without_a_way_down_has_a_status_of_its_own():
     """A derivative that is not the loss's: the curvature says down, the loss does not."""
 
@@ -162,15 +199,16 @@ def test_progress_line(capsys):
     captured = capsys.readouterr()
     assert "step       3" in captured.err
     assert "all steps were used" in captured.err
+    assert "quasi_newton: 3 steps" in captured.err
     assert not captured.out
 
 
 def test_default_depends_on_the_number_of_parameters():
-    from saddlefree.minimisation import choose
-    from saddlefree.space import Space
-
-    assert choose(Space(jnp.ones(10))) == sf.quasi_newton()
-    assert isinstance(choose(Space(jax.ShapeDtypeStruct((10_000,), jnp.float32))), sf.lanczos)
+    assert stages.choose(Space(jnp.ones(10)))[0].solver == sf.quasi_newton()
+    many = stages.choose(Space(jax.ShapeDtypeStruct((10_000,), jnp.float32)))
+    assert many[0].solver == sf.quasi_newton(memory=200, update="ssbroyden")
+    assert isinstance(many[1].solver, sf.lanczos)
+    assert [type(s.solver) for s in stages.choose(Space(jax.ShapeDtypeStruct((10**8,), jnp.float32)))] == [sf.lanczos]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from problems import network_batch, network_loss, network_params, network_residu
 
 import saddlefree as sf
 from saddlefree import residuals
-from saddlefree.minimisation import choose_for_residuals
 from saddlefree.model import Result
 from saddlefree.problem import Problem
 from saddlefree.space import Space
+from saddlefree.stages import choose_for_residuals
 
 SHAPES = [(6, 10), (8, 8), (12, 7), (1, 5), (5, 1)]
 DAMPINGS = np.array([1e-12, 1e-9, 1e-6, 1e-3, 1.0])  # of the largest eigenvalue, 1
@@ -301,13 +301,13 @@ def test_residuals_of_another_loss_are_found():
 
 
 def test_default_of_least_squares_counts_passes():
-    """By points up to 5,000; for other functions a row is a pass over all residuals, and quasi-Newton is cheaper."""
+    """By points up to 300; for other functions a row is a pass over all residuals, and quasi-Newton is cheaper."""
     layout, J = Space(jnp.zeros(200)), jnp.ones((120, 200))
     for fn, exact in (
         (linear(J, J[:, 0], True), True),
         (linear(J, J[:, 0], False), False),
         (linear(J[:100], J[:100, 0], False), True),
     ):
-        solver, rule = choose_for_residuals(fn, layout)
-        assert (solver == sf.row_space()) == exact
-        assert rule == (sf.damping_search(target=0.25) if exact else None)
+        first = choose_for_residuals(fn, layout)[0]
+        assert (first.solver == sf.row_space()) == exact
+        assert (first.rule == sf.damping_search(target=0.25)) == exact

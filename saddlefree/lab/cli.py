@@ -6,6 +6,7 @@ Names, numbers and files are checked before JAX and all that needs it is importe
 import importlib.metadata
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -297,6 +298,7 @@ def run_all(
     *,
     budget: str = "1h",
     only: str = "",
+    shard: str = "1/1",
     work: pathlib.Path = pathlib.Path("runs/reproduce"),
     out: pathlib.Path = pathlib.Path("results"),
     docs: pathlib.Path = pathlib.Path("docs"),
@@ -308,19 +310,25 @@ def run_all(
 
     Args:
       budget: how long to go on beginning something new, such as 1h.
-      only: parts or items with commas between, such as studies,uci-energy:adam; all unless given.
+      only: parts or items with commas between, such as studies,uci-energy:adam or race:heat-*-0; all but the race
+        unless given.
+      shard: such as 1/2 for the first of two processes that share the work.
       work: the folder for searches and runs.
       out: the folder for the results.
       docs: the folder for results.md and its figures.
     """
     parts, allowed = [part.strip() for part in only.split(",") if part.strip()], seconds(budget)
+    place = re.fullmatch(r"(\d{1,4})/(\d{1,4})", shard)
+    if not place or not 1 <= int(place[1]) <= int(place[2]):
+        raise UserError(f"--shard must be K/N with K from 1 to N, such as 1/2, got {shard!r}")
 
     from saddlefree.lab import reproduce
 
     def announce(text: str) -> None:
         CONSOLE.print(escape(text), soft_wrap=True, highlight=False, style="bold")
 
-    left = reproduce.reproduce(work, out, docs, budget=allowed, only=parts, data_dir=data_dir, say=announce)
+    options: dict[str, Any] = {"shard": (int(place[1]), int(place[2])), "data_dir": data_dir, "say": announce}
+    left = reproduce.reproduce(work, out, docs, budget=allowed, only=parts, **options)
     say(f"{docs / 'results.md'} has the results")
     if left:
         say(f"not done yet: {', '.join(left)}")

@@ -20,6 +20,8 @@ class Method(NamedTuple):
     init: Callable[[Tree, Tree, Any, Batch], Any]  # (parameters, model state, seed, batch) to the state
     step: Callable[[Any, Batch], tuple[Any, dict[str, jax.Array]]]  # to the state and figures, `loss` among them
     traceable: bool = True  # whether steps can be compiled into a loop and mapped over seeds
+    advance: Callable[[Any, Batch, int], tuple[Any, dict[str, Any]]] | None = None  # several steps, driven by the host
+    prepare: Callable[[Any], None] | None = None  # compiles what a run may need later on; it leaves the state alone
 
 
 class Circumstances(NamedTuple):
@@ -29,6 +31,12 @@ class Circumstances(NamedTuple):
     steps: int  # in the whole run, over which rates decay
     full_batch: bool
     unlooped: bool = False  # loops and branches are slow: a convolutional network on a CPU
+
+
+def whole_batch(name: str, around: Circumstances) -> None:
+    """Refuses mini-batches, for a method that compares losses of two steps."""
+    if not around.full_batch:
+        raise UserError(f"{name} compares losses of steps, which must be of the same batch: train with the full one")
 
 
 def transformed(tx: optax.GradientTransformation, around: Circumstances) -> Method:

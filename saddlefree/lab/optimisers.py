@@ -336,3 +336,74 @@ def _(v: "Values", around: "Circumstances") -> Any:
     from saddlefree.lab import methods
 
     return methods.kfac(v, around, adapts=False, ema=0.0)
+
+
+@optimiser("minimise", "what `saddlefree.minimise` does: nothing to choose", {}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.minimise(around)
+
+
+@optimiser("least-squares", "what `saddlefree.least_squares` does: nothing to choose", {}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.least_squares(around)
+
+
+@optimiser("ssbroyden", "quasi-Newton with a dense matrix, self-scaled", {}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.single("ssbroyden", around, sf.quasi_newton())
+
+
+@optimiser("quasi-newton", "quasi-Newton with many pairs", {"memory": _whole(200, low=1)}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.single("quasi-newton", around, sf.quasi_newton(memory=v["memory"]))
+
+
+@optimiser("row-space", "Gauss-Newton, exact in the row space", {"target": Setting(0.25, high=0.99)}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    rule = sf.damping_search(target=v["target"])
+    return full_batch.single("row-space", around, sf.row_space(), rule, squares=True)
+
+
+@optimiser("engd-w", "energy natural gradient, by Woodbury's identity", {"damping": Setting(1e-8)}, mapped=False)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.natural_gradient("engd-w", v, around, momentum=0.0)
+
+
+@optimiser(
+    "spring",
+    "the same with momentum",
+    {"damping": Setting(1e-8), "momentum": Setting(0.9, high=0.9999)},
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.natural_gradient("spring", v, around, v["momentum"])
+
+
+@optimiser(
+    "adam-lbfgs",
+    "Adam, then L-BFGS",
+    {
+        "learning_rate": Setting(1e-3, (1e-4, 1e-2)),
+        "adam_steps": _whole(1000, high=10**6),
+        "memory": _whole(20, (5, 50), low=1),
+    },
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import full_batch
+
+    return full_batch.adam_lbfgs(v, around)

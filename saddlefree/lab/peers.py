@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from saddlefree.lab.errors import UserError
 from saddlefree.lab.optimisers import find, optimiser, rate, schedule
 from saddlefree.lab.settings import Setting
 
@@ -28,13 +27,6 @@ def packages(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _whole_batch(package: str, around: "Circumstances") -> None:
-    if not around.full_batch:
-        raise UserError(
-            f"{package} compares losses of two steps, which must be of the same batch: train with the full one"
-        )
-
-
 class PeerState(NamedTuple):
     """What a run of optimistix carries."""
 
@@ -49,9 +41,9 @@ def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) ->
     import jax
     import jax.numpy as jnp
 
-    from saddlefree.lab.methods import Method
+    from saddlefree.lab.methods import Method, whole_batch
 
-    _whole_batch("optimistix", around)
+    whole_batch("optimistix", around)
     options = {"jac": "bwd"} if least_squares else {}
 
     def parts(params: Any, model_state: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -106,7 +98,9 @@ def _(v: "Values", around: "Circumstances") -> Any:
     import optax
     from jinns.optimizers import scale_by_SSBroyden_family
 
-    _whole_batch("jinns", around)
+    from saddlefree.lab.methods import whole_batch
+
+    whole_batch("jinns", around)
     tx = scale_by_SSBroyden_family(method=v["method"])
 
     def update(g: Any, state: Any, params: Any = None, *, value: Any, value_fn: Any, **_: Any) -> tuple[Any, Any]:

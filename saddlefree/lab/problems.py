@@ -36,7 +36,7 @@ class Problem:
     tuning: float = 300.0  # seconds that a search for hyperparameters has
     about: str = ""  # the equation, or what the data is
     network: str = ""
-    sizes: Callable[..., tuple[int, ...]] | None = None  # of a dense network's layers, from `width` and `depth`
+    sizes: Callable[..., tuple[int, ...]] | None = None  # of a dense network's layers, from the settings of them
     variants: dict[str, Setting] = dataclasses.field(default_factory=dict)
     published: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # whose, and the variant
     source: str = ""
@@ -56,7 +56,7 @@ class Problem:
         if self.sizes is None:
             return None
         values = self.variant(variant)
-        layers = self.sizes(*(values[name] for name in ("width", "depth", "code") if name in values))
+        layers = self.sizes(*(values[name] for name in ("width", "depth", "code", "layers") if name in values))
         return sum((n + 1) * m for n, m in itertools.pairwise(layers))
 
 
@@ -132,23 +132,33 @@ def _dense(
 
 
 def _physics(name: str, title: str, layers: tuple[int, int], variants: dict[str, Setting], **entry: Any) -> None:
-    """A physics-informed network, trained with the full batch in float64."""
+    """A physics-informed network of two coordinates, trained with the full batch in float64."""
+
+    def sizes(width: int, depth: int) -> tuple[int, ...]:
+        return 2, *[width] * depth, 1
+
     register(
         f"pinn-{name}",
         Problem(
             title,
-            _late("physics", name),
+            _late("physics", name.replace("-", "_")),
             epochs=2000,
             float64=True,
             test="relative L2 error",
-            sizes=lambda width, depth: (2, *[width] * depth, 1),
             network="tanh MLP",
             licence="none needed: generated",
+            sizes=sizes,
             variants={**variants, **_layers(*layers)},
             **entry,
         ),
     )
 
+
+CUTEST = (
+    *("ROSENBR", "HAIRY", "SNAIL", "HELIX", "BROWNDEN", "BIGGS6", "OSBORNEB", "CHNROSNB", "ERRINROS", "LUKSAN11LS"),
+    *("GENROSE", "FLETCHCR", "MSQRTALS", "EDENSCH", "EIGENALS", "WOODS", "BROYDN7D", "FREUROTH", "DIXON3DQ", "CURLY10"),
+)
+"""By their number of variables, from 2 to 10,000."""
 
 _GAL = "as split by Gal & Ghahramani 2016"
 register(
@@ -161,6 +171,20 @@ register(
         network="two numbers",
         source="made for this laboratory",
         licence="none needed: generated",
+    ),
+)
+register(
+    "cutest",
+    Problem(
+        "A problem of CUTEst",
+        _late("cutest", "cutest"),
+        epochs=1000,
+        float64=True,
+        about="twenty classical test functions, unconstrained, with 2 to 10,000 variables, each from its own start",
+        network="none",
+        variants={"name": Setting("ROSENBR", choices=CUTEST, about="in CUTEst")},
+        source="Gould, Orban & Toint 2015, in JAX by sif2jax",
+        licence="Apache 2.0 (sif2jax)",
     ),
 )
 _dense(
@@ -347,4 +371,68 @@ _physics(
     about="u_t + u u_x = ν u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0",
     published={"Raissi, Perdikaris & Karniadakis 2019": {"points": 10_000, "width": 20, "depth": 8}},
     source="Basdevant et al. 1986",
+)
+_physics(
+    "poisson-2d",
+    "Poisson's equation, as published",
+    (64, 1),
+    {"points": _count(900, "inside"), "side_points": _count(120, "on the boundary")},
+    about="−Δu = f on the unit square, u = 0 on its boundary, with u = sin πx sin πy",
+    source="Müller & Zeinhofer 2023; Dangel, Müller & Zeinhofer 2024",
+)
+_physics(
+    "heat",
+    "Heat equation",
+    (64, 1),
+    {
+        "points": _count(900, "inside"),
+        "start_points": _count(40, "at t = 0"),
+        "side_points": _count(40, "on each of the two sides"),
+    },
+    about="u_t = ¼ u_xx on [0, 1]², u(x, 0) = sin πx, u(0, t) = u(1, t) = 0",
+    source="Müller & Zeinhofer 2023; Dangel, Müller & Zeinhofer 2024",
+)
+register(
+    "pinn-poisson-5d",
+    Problem(
+        "Poisson's equation in five dimensions",
+        _late("physics", "poisson_5d"),
+        epochs=2000,
+        float64=True,
+        test="relative L2 error",
+        about="−Δu = f on the unit cube, u given on its boundary, with u = Σ cos πxᵢ, i = 1 … 5",
+        network="tanh MLP",
+        sizes=lambda layers: (5, *map(int, layers.split("-")), 1),
+        variants={
+            "points": _count(3000, "inside"),
+            "side_points": _count(500, "on the boundary"),
+            "layers": Setting("64", choices=("64", "64-64-48-48"), about="widths of the hidden layers"),
+        },
+        source="Dangel, Müller & Zeinhofer 2024; with four layers Guzmán-Cordero et al. 2025",
+        licence="none needed: generated",
+    ),
+)
+_physics(
+    "wave",
+    "Wave equation",
+    (20, 6),
+    {
+        "points": _count(1000, "inside"),
+        "start_points": _count(100, "at t = 0"),
+        "side_points": _count(50, "on each of the two sides"),
+    },
+    about="u_tt = 4 u_xx on [0, 1]², u(x, 0) = sin πx + ½ sin 4πx, u_t(x, 0) = 0, u(0, t) = u(1, t) = 0",
+    source="Wang, Yu & Perdikaris 2022",
+)
+_physics(
+    "allen-cahn",
+    "Allen-Cahn equation",
+    (32, 4),
+    {
+        "points": _count(2000, "inside"),
+        "start_points": _count(200, "at t = 0"),
+        "side_points": _count(50, "pairs on the two sides"),
+    },
+    about="u_t = 1e-4 u_xx + 5u − 5u³ on [−1, 1] × [0, 1], u(x, 0) = x² cos πx, u and u_x periodic in x",
+    source="Raissi, Perdikaris & Karniadakis 2019",
 )

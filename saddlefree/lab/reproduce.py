@@ -5,16 +5,18 @@ record is there already is not done again, so that the work can be spread over m
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saddlefree.lab import optimisers, records, results
+from saddlefree.lab import optimisers, race, records, results
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import read_json, write_text
 from saddlefree.lab.paper import TUNED
@@ -171,12 +173,12 @@ ITEMS: list[Item | Study] = [
 """In the order in which they are done."""
 
 
-def full_name(item: Item | Study) -> str:
+def full_name(item: Item | Study | race.Cell) -> str:
     """Its part and its name there."""
     return f"{item.part}:{item.name}"
 
 
-def record_name(item: Item | Study) -> str:
+def record_name(item: Item | Study | race.Cell) -> str:
     """The name of its record."""
     return f"{(isinstance(item, Item) and item.group) or item.part}/{item.name}"
 
@@ -188,38 +190,51 @@ def reproduce(
     *,
     budget: float,
     only: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
     data_dir: str | None = None,
     say: Say = print,
 ) -> list[str]:
     """Does what has no results yet, as long as there is time, and returns the names of what is left.
+
+    The race is done where it is asked for: `only=["race"]`.
 
     Args:
       work: for the folders of searches, runs and studies.
       out: for the records.
       docs: the documentation, whose figures and numbers follow the records.
       budget: seconds; an item that has begun is done to its end.
-      only: parts, or single items such as `uci-energy:sgd`; all where it is empty.
+      only: parts, or items such as `uci-energy:sgd` or `race:heat-*-0`; all but the race where it is empty.
+      shard: (k, n) does the k-th of n parts, so that n processes share the work.
       data_dir: where data sets are looked for first.
       say: is told of each command.
     """
-    parts = list(dict.fromkeys(item.part for item in ITEMS))
-    known = {*parts, *(full_name(item) for item in ITEMS)}
+    known = [*ITEMS, *race.CELLS]
     for name in only:
-        if name not in known:
-            hint = nearest(name, known, f"there are {', '.join(parts)}")
+        if not any(_matches(item, name) for item in known):
+            parts = list(dict.fromkeys(item.part for item in known))
+            hint = nearest(name, [*parts, *map(full_name, known)], f"there are {', '.join(parts)}")
             raise UserError(f"{name!r} is not known: {hint}")
+    wanted = [item for item in known if any(_matches(item, name) for name in only)] if only else ITEMS
     begin = time.monotonic()
-    for item in ITEMS:
-        wanted = not only or {item.part, full_name(item)} & {*only}
-        if not wanted or time.monotonic() - begin > budget or _done(out, item):
+    for item in wanted[shard[0] - 1 :: shard[1]]:
+        if time.monotonic() - begin > budget or _done(out, item):
             continue
         try:
             _perform(item, work, out, docs, [] if data_dir is None else ["--data-dir", data_dir], say)
-            refresh(out, docs)
+            if not isinstance(item, race.Cell):
+                refresh(out, docs)
         except UserError as error:
             say(str(error))
+    racing = [item for item in wanted if isinstance(item, race.Cell)]
+    if racing:
+        race.draw(out, docs)
     refresh(out, docs)
-    return left_out(out)
+    return [full_name(item) for item in racing if not _done(out, item)] if racing else left_out(out)
+
+
+def _matches(item: Item | Study | race.Cell, name: str) -> bool:
+    """Whether a name is the item's part, its own, or a pattern of its own such as `race:heat-*`."""
+    return item.part == name or fnmatch.fnmatchcase(full_name(item), name)
 
 
 def refresh(out: pathlib.Path, docs: pathlib.Path) -> list[pathlib.Path]:
@@ -253,17 +268,23 @@ def left_out(out: pathlib.Path) -> list[str]:
     return [full_name(item) for item in ITEMS if not _done(out, item)]
 
 
-def _done(out: pathlib.Path, item: Item | Study) -> bool:
+def _done(out: pathlib.Path, item: Item | Study | race.Cell) -> bool:
     return results.holds(out, record_name(item), item.plan())
 
 
 def _perform(
-    item: Item | Study, work: pathlib.Path, out: pathlib.Path, docs: pathlib.Path, data: list[str], say: Say
+    item: Item | Study | race.Cell, work: pathlib.Path, out: pathlib.Path, docs: pathlib.Path, data: list[str], say: Say
 ) -> None:
     if isinstance(item, Study):
         folder = work / f"study-{item.name}"
         _command(["study", item.name, *item.options, "--out", str(folder), "--resume", *data], say)
         results.add_study(out, docs, item.name, folder, item.plan())
+        return
+    if isinstance(item, race.Cell):
+        folder = work / item.part / item.name
+        _command([*item.command(folder), *data], say)
+        race.add(out, item, folder)
+        shutil.rmtree(folder)  # a record that is deleted is run anew
         return
     searched, data = None, [*data, *_pairs("--variant", dict(item.variant))]
     values = dict(item.changes)
@@ -300,7 +321,7 @@ def _command(arguments: list[str], say: Say) -> None:
     code = subprocess.run([sys.executable, "-m", "saddlefree.lab.cli", *arguments], check=False).returncode
     if code in (130, 143, -2, -15):
         raise KeyboardInterrupt
-    if code:
+    if code not in (0, 3):  # 3: it diverged, which is a result too
         raise UserError(f"`saddlefree {arguments[0]} {arguments[1]}` ended with {code}; this item is left out")
 
 

@@ -24,13 +24,13 @@ from saddlefree.lab.events import Line, Listener
 from saddlefree.lab.metrics import Metrics, TensorBoard, finite, read_json, read_lines, write_json
 from saddlefree.lab.plan import Plan, configuration, difference
 from saddlefree.lab.process import alone, signals
-from saddlefree.lab.program import LIMIT, Program, precision, seconds_per_step
+from saddlefree.lab.program import LIMIT, Program, clock, precision, seconds_per_step
 from saddlefree.lab.task import Task
 
 CHUNK_SECONDS = 0.5
 """How long the program computes before it looks up: for signals, listeners and the clock."""
-MARKS = 40
-"""Evaluations of a race that ends by the clock, evenly spread over the logarithm of time."""
+MARKS = 37
+"""Evaluations of a race that ends by the clock, six in each of six halvings of its time."""
 
 Result = TypeVar("Result")
 _NAMES = {"loss": "train"}  # of figures, where a line has another name for them
@@ -212,8 +212,8 @@ def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:
 
 
 def _measure(fn: Callable[..., Result], *args: Any) -> tuple[Result, float]:
-    begin = time.perf_counter()
-    return fn(*args), time.perf_counter() - begin
+    begin = clock()
+    return fn(*args), clock() - begin
 
 
 def _summary(plan: Plan, at: Position, evaluated: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class _Clock:
         self._steps, self._seeds, self._per_step = plan.steps, len(plan.seeds), math.inf
         self._budget = plan.budget if plan.by_clock else None
         self._points = set() if self._budget else set(plan.points())
-        marks = np.geomspace(self._budget / 50, self._budget, MARKS) if self._budget else ()
+        marks = np.geomspace(self._budget / 64, self._budget, MARKS) if self._budget else ()
         self._marks = [mark for mark in marks if mark > at.training]
 
     def ended(self, at: Position) -> bool:

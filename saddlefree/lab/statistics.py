@@ -89,7 +89,8 @@ def curves(runs: Mapping[str, Sequence[Lines]], x: str, y: str) -> dict[str, Cur
     for name, seeds in runs.items():
         grid, values = profiles(seeds, x, y)
         if len(grid):
-            kept = np.unique(np.searchsorted(grid, np.geomspace(grid[0], grid[-1], POINTS)))
+            places = np.minimum(np.geomspace(grid[0], grid[-1], POINTS), grid[-1])  # it rounds
+            kept = np.unique(np.searchsorted(grid, places))
             grid, values = grid[kept], values[:, kept]
             # An order statistic: between a finite value and ∞ there is nothing to interpolate.
             low, high = np.percentile(bootstrap_medians(values), [16, 84], axis=0, method="nearest")

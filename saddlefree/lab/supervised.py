@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import saddlefree as sf
 from saddlefree.lab import data, models
-from saddlefree.lab.task import Batch, Task, Term, Tree
+from saddlefree.lab.task import Batch, Task, Term, Terms, Tree
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
@@ -46,7 +47,7 @@ def autoencoder(data_dir: str | None, *, width: int, code: int) -> Task:
         outputs, model_state = model.apply(params, model_state, pixels, training)
         return [Term(outputs, pixels, 0.5 / 64)], model_state
 
-    return task._replace(terms=terms, parts=parts)
+    return task._replace(terms=terms, parts=parts, pointwise=_pointwise(terms))
 
 
 def supervised(name: str, model: models.Model, validation: float, shuffled: bool, data_dir: str | None) -> Task:
@@ -76,4 +77,20 @@ def supervised(name: str, model: models.Model, validation: float, shuffled: bool
         outputs, model_state = model.apply(params, model_state, inputs, training)
         return [Term(outputs.astype(jnp.float32), targets)], model_state
 
-    return Task(model.init, terms, jax.tree.map(jnp.asarray, parts), found.source, found.partial)
+    pointwise = _pointwise(terms) if y.dtype.kind == "f" else None
+    return Task(model.init, terms, jax.tree.map(jnp.asarray, parts), found.source, found.partial, pointwise=pointwise)
+
+
+def _pointwise(terms: Terms) -> Callable[[Tree, Batch], sf.pointwise]:
+    """The residuals of a loss with one term, example by example."""
+
+    def residuals(model_state: Tree, batch: Batch) -> sf.pointwise:
+        count = len(jax.tree.leaves(batch)[0])
+
+        def of_one(params: Tree, example: Tree) -> jax.Array:
+            (term,), _ = terms(params, model_state, jax.tree.map(lambda x: x[None], example), True)
+            return term.residuals() / count**0.5
+
+        return sf.pointwise((of_one, batch))
+
+    return residuals

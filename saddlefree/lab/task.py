@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import saddlefree as sf
 from saddlefree.lab.errors import UserError
 
 Tree = Any
@@ -65,6 +66,7 @@ class Task(NamedTuple):
     value: Callable[[Tree], jax.Array] | None = None  # a loss that is no sum of terms
     error: Callable[[Tree, Batch], jax.Array] | None = None  # the test figure, where it is not the loss
     solution: Callable[[Tree], Solution] | None = None  # from the parameters, where an equation is solved
+    pointwise: Callable[[Tree, Batch], sf.pointwise] | None = None  # the residuals of a batch, each of one point
 
     @property
     def examples(self) -> int:
@@ -85,6 +87,12 @@ class Task(NamedTuple):
         if not terms or any(term.classifies for term in terms):
             raise UserError("residuals need a loss that is a sum of squares, which this problem's is not")
         return jnp.concatenate([term.residuals() for term in terms])
+
+    def residual_fn(self, model_state: Tree, batch: Batch) -> Callable[[Tree], Any]:
+        """The same as a function of the parameters, `saddlefree.pointwise` where each residual is of one point."""
+        if self.pointwise is not None:
+            return self.pointwise(model_state, batch)
+        return lambda params: self.residuals(params, model_state, batch)
 
     def evaluate(self, params: Tree, model_state: Tree, parts: dict[str, Batch]) -> dict[str, jax.Array]:
         """The losses on each part, and the accuracy on the test part where classes are predicted."""

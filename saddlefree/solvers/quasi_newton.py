@@ -18,7 +18,9 @@ import jax.numpy as jnp
 from saddlefree import checks, space
 from saddlefree.model import Answer, Answers, Result
 from saddlefree.problem import Problem
+from saddlefree.solvers import factors
 from saddlefree.solvers.base import Solver
+from saddlefree.solvers.factors import Terms
 from saddlefree.space import Space, Vector
 
 Update = Literal["ssbroyden", "ssbfgs", "bfgs"]
@@ -38,10 +40,18 @@ class Last(NamedTuple):
 
 
 class DenseState(NamedTuple):
-    """M as a matrix."""
+    """M = factor·matrix + terms; with `begun` False the matrix stands for the identity."""
 
     last: Last
-    matrix: jax.Array
+    matrix: jax.Array  # (P, P); (0, 0) where memory is limited
+    begun: jax.Array
+    factor: jax.Array
+    terms: Terms
+
+    def dense(self) -> jax.Array:
+        """M as one matrix."""
+        base = jnp.where(self.begun, self.matrix, jnp.eye(self.matrix.shape[0], dtype=self.matrix.dtype))
+        return self.factor * base + factors.dense(self.terms)
 
 
 class LimitedState(NamedTuple):
@@ -90,9 +100,10 @@ class quasi_newton(Solver):
 
     Args:
       memory: None keeps M as a matrix: P² numbers and one product with it a step. A whole number ≥ 1 keeps as many
-        pairs (s, y) instead, by L-BFGS, which is BFGS with M = yᵀs/(yᵀy) I before the oldest of them.
-      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" for pairs, which take no
-        other.
+        updates instead, two vectors each: with "bfgs" the last pairs (s, y), by L-BFGS, which is BFGS with
+        M = yᵀs/(yᵀy) I before the oldest of them; otherwise M = f·I + Σ wⱼvⱼvⱼᵀ, in places for the next multiple of 16
+        updates, half of which are dropped where all are taken (see `factors`).
+      update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" where memory is a number.
       max_bytes: the most that matrix or pairs may take, ≥ 1; it is checked before they are allocated.
 
     It answers λ = 0 only, and goes with `line_search`, the rule that `adaptive_saddle_free_newton` takes for it, or
@@ -122,15 +133,14 @@ class quasi_newton(Solver):
         names = ("ssbroyden", "ssbfgs", "bfgs")
         if self.memory is not None:
             checks.integer("memory", self.memory, low=1)
-        if self.update is not None and self.update not in (names if self.memory is None else names[2:]):
-            allowed = "one of " + ", ".join(names) if self.memory is None else "None or bfgs where memory is a number"
-            raise ValueError(f"update must be {allowed}, got {self.update!r}")
+        if self.update is not None and self.update not in names:
+            raise ValueError(f"update must be one of {', '.join(names)}, got {self.update!r}")
         checks.integer("max_bytes", self.max_bytes, low=1)
 
     def init(self, layout: Space) -> DenseState | LimitedState:
         """The identity, to be scaled by the first gradient."""
         size, width = layout.size, jnp.dtype(layout.dtype).itemsize
-        needed = width * size * (size if self.memory is None else 2 * self.memory)
+        needed = width * size * (size + 2 * _updates(size) if self.memory is None else 2 * self.memory)
         if needed > self.max_bytes:
             cure = "memory=100, which keeps pairs in place of a matrix" if self.memory is None else "a smaller memory"
             raise ValueError(
@@ -142,15 +152,18 @@ class quasi_newton(Solver):
         def last(zeros: Any) -> Last:
             return Last(zeros(), zeros(), zeros(), jnp.array(False), one, zero + 0, zero + 0, zero + 0)
 
-        if self.memory is None:
-            return DenseState(last(lambda: jnp.zeros(size, layout.dtype)), jnp.eye(size, dtype=layout.dtype))
-        ring = lambda: space.stack(layout.zeros(), self.memory)  # noqa: E731
-        return LimitedState(last(layout.zeros), ring(), ring())
+        if self.memory is not None and self.update in (None, "bfgs"):
+            ring = lambda: space.stack(layout.zeros(), self.memory)  # noqa: E731
+            return LimitedState(last(layout.zeros), ring(), ring())
+        side, updates = (size, _updates(size)) if self.memory is None else (0, self.memory)
+        terms = factors.empty(updates, size, layout.dtype)
+        matrix = jnp.zeros((side, side), layout.dtype)
+        return DenseState(last(lambda: jnp.zeros(size, layout.dtype)), matrix, jnp.array(False), one + 0, terms)
 
     def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Direction, Any]:
         """Learns from the step since the last point."""
         x, rounding = problem.space.pack(problem.space.like), problem.space.rounding
-        if self.memory is None:
+        if isinstance(state, DenseState):
             (x, _), (g, restore) = space.ravel(x), space.ravel(problem.gradient)
             direction, state = self._dense(x, g, state, rounding)
             direction = restore(direction)
@@ -162,14 +175,17 @@ class quasi_newton(Solver):
         return Direction(direction, problem.gradient, stats), state
 
     def _dense(self, x: jax.Array, g: jax.Array, state: DenseState, rounding: float) -> tuple[jax.Array, DenseState]:
-        """M g and the new M, by one product with the old M and one pass that changes it.
+        """M g and the new M, by one product with the old M.
 
         The product is M g; M y follows from the last direction, and the product of the new M with g from those of the
         vectors that are added to it.
         """
-        last, M = state
+        last, terms = state.last, state.terms
         pair = _pair(last, x, g, rounding)
-        Mg = jnp.dot(M, g, precision="highest")
+        based = g
+        if self.memory is None:
+            based = space.when(state.begun, lambda _: jnp.dot(state.matrix, g, precision="highest"), g)
+        Mg = state.factor * based + factors.product(terms, g)
         My = Mg - last.direction
         h = space.dot(space.scale(1 / pair.root, pair.y), space.scale(1 / pair.root, My))
         sound = (h > 0) & jnp.isfinite(h)
@@ -181,27 +197,36 @@ class quasi_newton(Solver):
         learns = pair.usable & sound
         factor = jnp.where(learns, first / tau, jnp.where(last.seen, 1, pair.scale))
         s, My = space.scale(1 / pair.root, pair.s), space.scale(first / pair.root, My)
-        # Three rank-one terms rather than coefficients of sMyᵀ + Mysᵀ: each is symmetric to the bit, also where a
-        # product and a sum are rounded once.
-        terms: tuple[tuple[Any, jax.Array], ...] = (
-            (-1.0, space.scale(1 / jnp.sqrt(tau * h), My)),
-            (jnp.sign(phi), space.scale(jnp.sqrt(jnp.abs(phi) * h / tau), s - My / h)),
-            (1.0, s),
-        )
-        added = [(sign, jnp.where(learns, vector, 0)) for sign, vector in terms]
-        d = factor * Mg
-        for sign, vector in added:
-            d += sign * space.dot(vector, g) * vector
+        # ssᵀ − MyMyᵀ/(τh) + (φh/τ)vvᵀ with v = s − My/h, as a matrix in the space of s and My.
+        spread = phi * h / tau
+        rows = [[1 + spread, -spread / h], [-spread / h, spread / h**2 - 1 / (tau * h)]]
+        vectors, weights = factors.diagonalised(s, My, jnp.stack([jnp.stack(row) for row in rows]))
+        vectors = jnp.where(learns, vectors, 0)
+        d = factor * Mg + jnp.where(learns, weights * (vectors @ g), 0) @ vectors
         d, new, reset = _finished(last, pair, x, g, d, learns, pair.usable & ~sound)
+        terms = factors.joined(terms, factor, vectors, weights, learns)
+        terms = space.where(reset, factors.cleared(terms), terms)
+        total = jnp.where(reset, new.scale, factor * state.factor)
+        state = DenseState(new, state.matrix, state.begun & ~reset, total, terms)
+        return self._made_room(g, d, state)
 
-        def changed(M: jax.Array) -> jax.Array:
-            total = factor * M
-            for sign, vector in added:
-                total += sign * (vector[:, None] * vector[None, :])
-            return total
+    def _made_room(self, g: jax.Array, d: jax.Array, state: DenseState) -> tuple[jax.Array, DenseState]:
+        """Where there is no place for another update, the terms are added to the matrix, or half of them dropped."""
+        if self.memory is None:
 
-        diagonal = new.scale * jnp.eye(g.size, dtype=M.dtype)
-        return d, DenseState(new, jnp.where(reset, diagonal, changed(M)))
+            def gathered(old: DenseState) -> DenseState:
+                one = jnp.ones_like(old.factor)
+                return DenseState(old.last, old.dense(), jnp.array(True), one, factors.cleared(old.terms))
+
+            return d, space.when(factors.is_full(state.terms), gathered, state)
+
+        def compressed(old: tuple[jax.Array, DenseState]) -> tuple[jax.Array, DenseState]:
+            _, state = old
+            terms = factors.compressed(state.terms, state.factor)
+            d = state.factor * g + factors.product(terms, g)
+            return d, state._replace(terms=terms, last=state.last._replace(direction=d))
+
+        return space.when(factors.is_full(state.terms), compressed, (d, state))
 
     def _coefficients(self, b: jax.Array, h: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """φ and τ; those of BFGS where b is not known."""
@@ -241,6 +266,11 @@ class quasi_newton(Solver):
         d = jax.lax.fori_loop(zero, kept, forward, space.scale(pair.scale, q))
         d, new, _ = _finished(last, pair, x, g, d, pair.usable, jnp.array(False))
         return d, LimitedState(new, S, Y)
+
+
+def _updates(size: int) -> int:
+    """How many updates are kept as terms before they become a part of the matrix."""
+    return min(max(size // 8, 16), 512)
 
 
 def _pair(last: Last, x: Vector, g: Vector, rounding: float) -> Pair:

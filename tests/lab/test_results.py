@@ -72,6 +72,9 @@ NOT_MEASURED = (
     "by more than 3 %",  # a test's bound
     "2 × 2",
     "1.54·10⁻⁴",  # the published code's
+    "a run of 80 s and a record",  # the plan of the race
+    "up to 5, 20 and 80 s",
+    "u_t = 1e-4 u_xx",  # an equation
 )
 
 

@@ -1,0 +1,24 @@
+"""Twenty of the CUTEst problems, as `sif2jax` has them in JAX: unconstrained, from 2 to 10,000 variables."""
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.task import Task, Tree
+
+
+def cutest(_: str | None, *, name: str) -> Task:
+    """The problem `name` from its own start, which is the same for every seed."""
+    try:
+        import sif2jax
+    except ModuleNotFoundError:
+        raise UserError("sif2jax is missing: pip install 'saddlefree[peers]'") from None
+    found = getattr(sif2jax.cutest, name)()
+
+    def init(key: jax.Array) -> tuple[Tree, Tree]:
+        return jax.tree.map(jnp.asarray, found.y0), None
+
+    def value(x: Tree) -> jax.Array:
+        return found.objective(x, found.args)
+
+    return Task(init, None, {"train": (), "val": (), "test": ()}, source="sif2jax", value=value)

@@ -1,0 +1,217 @@
+"""The race of full-batch methods against time: one core, one record for each problem, method and seed.
+
+A cell is a run of `saddlefree train` with a budget. Cells of one problem follow each other, so that what else the
+machine does meanwhile hits all methods alike. Compilation is timed apart, and is no part of the seconds.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from saddlefree.lab import figures, problems, records, statistics, tables
+from saddlefree.lab.metrics import read_json, read_lines
+from saddlefree.lab.records import Record
+
+GROUP = "race"
+SECONDS = 80
+MARKS = (5, 20, 80)
+SEEDS = 3
+FIGURES = pathlib.PurePosixPath("figures/race")
+
+Settings = Mapping[str, Any]
+TRACKS: dict[str, tuple[str, Settings, Settings]] = {
+    "poisson-2d": ("pinn-poisson-2d", {}, {}),
+    "heat": ("pinn-heat", {}, {}),
+    "poisson-5d": ("pinn-poisson-5d", {}, {}),
+    "energy-tanh": ("uci-energy", {"activation": "tanh"}, {}),
+    "poisson": ("pinn-poisson", {}, {}),
+    "wave": ("pinn-wave", {}, {}),
+    "convection": ("pinn-convection", {}, {}),
+    "burgers": ("pinn-burgers", {}, {}),
+    "allen-cahn": ("pinn-allen-cahn", {}, {}),
+    "kin8nm-tanh": ("kin8nm", {"activation": "tanh"}, {}),
+    "convection-40": ("pinn-convection", {"beta": 40.0}, {}),
+    "poisson-5d-deep": ("pinn-poisson-5d", {"layers": "64-64-48-48"}, {}),
+    "energy-relu": ("uci-energy", {}, {}),
+    "autoencoder": ("digits-autoencoder", {}, {"batch_size": 1150}),
+}
+"""A name to the problem, its variant, and what every method is told."""
+OURS: dict[str, tuple[str, Settings]] = {
+    "minimise": ("minimise", {}),
+    "least-squares": ("least-squares", {}),
+    "lanczos-adaptive": ("lanczos-adaptive", {}),
+}
+"""A name to the optimiser and its hyperparameters; the last is the default of version 0.1.0."""
+PEERS: dict[str, tuple[str, Settings]] = {
+    "jinns-ssbroyden": ("jinns-ssbroyden", {}),
+    "lbfgs-20": ("lbfgs", {"memory": 20, "iterations": 1}),
+    "lbfgs-200": ("lbfgs", {"memory": 200, "iterations": 1}),
+    "adam-lbfgs": ("adam-lbfgs", {}),
+    "optimistix-lm": ("optimistix-lm", {}),
+    "optimistix-bfgs": ("optimistix-bfgs", {}),
+    "engd-w": ("engd-w", {}),
+    "spring": ("spring", {}),
+}
+DEFAULTS = ("minimise", "least-squares")
+"""Whose loss is divided by the best peer's."""
+IN_FLOAT32: dict[str, Settings] = {"engd-w": {"damping": 1e-3}, "spring": {"damping": 1e-3}}
+"""Smaller than this is lost in the rounding of JJᵀ."""
+TOO_LARGE = {
+    "poisson-5d-deep": ("optimistix-lm",),
+    "autoencoder": ("optimistix-lm", "engd-w", "spring"),
+}
+"""Methods whose single step takes longer than the race, or does not fit into memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One method on one problem from one seed."""
+
+    track: str
+    method: str
+    seed: int
+    part: str = GROUP
+
+    @property
+    def name(self) -> str:
+        """Of its record in the group."""
+        return f"{self.track}-{self.method}-{self.seed}"
+
+    @property
+    def run(self) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+        """Problem, optimiser, variant and hyperparameters."""
+        problem, variant, told = TRACKS[self.track]
+        optimiser, changes = (OURS | PEERS)[self.method]
+        narrow = {} if problems.find(problem).float64 else IN_FLOAT32.get(self.method, {})
+        return problem, optimiser, dict(variant), {**changes, **narrow, **told}
+
+    def plan(self) -> dict[str, Any]:
+        """All that its results depend on."""
+        problem, optimiser, variant, changes = self.run
+        settings = {"variant": variant, "changes": changes}
+        return {"problem": problem, "optimiser": optimiser, "seed": self.seed, "budget": SECONDS, **settings}
+
+    def command(self, folder: pathlib.Path) -> list[str]:
+        """That trains it; a dense matrix is large, and is not kept on the way."""
+        problem, optimiser, variant, changes = self.run
+        options = ["--seed", str(self.seed), "--budget", str(SECONDS), "--checkpoint-every", "1h"]
+        pairs = [("--variant", variant), ("--set", changes)]
+        options += [text for option, of in pairs for name, value in of.items() for text in (option, f"{name}={value}")]
+        return ["train", problem, optimiser, *options, "--out", str(folder), "--resume"]
+
+
+CELLS = [
+    Cell(track, method, seed)
+    for seed in range(SEEDS)
+    for track in TRACKS
+    for method in OURS | PEERS
+    if method not in TOO_LARGE.get(track, ())
+]
+"""In the order in which they are run."""
+
+
+def add(folder: pathlib.Path, cell: Cell, made: pathlib.Path) -> None:
+    """Writes the record of a cell from the folder of its run."""
+    config, summary = read_json(made / "config.json"), read_json(made / "summary.json")
+    lines = list(read_lines(made / "metrics.jsonl"))
+    evaluated = [line for line in lines if line.get("test") is not None]
+    kept = {name: summary[name] for name in ("status", "steps", "seconds", "seconds_per_step", "compile_seconds")}
+    record = {
+        **{name: getattr(cell, name) for name in ("track", "method", "seed")},
+        "plan": cell.plan(),
+        "run": config["plan"],
+        **{name: config[name] for name in ("versions", "machine", "peers")},
+        "summary": {**kept, "marks": [_at_mark(lines, evaluated, mark) for mark in MARKS]},
+        "curve": {
+            name: [float(f"{line[name]:.4g}") for line in evaluated] for name in ("step", "seconds", "train", "test")
+        },
+    }
+    records.write(folder, f"{GROUP}/{cell.name}", record)
+
+
+def _at_mark(lines: Sequence[Record], evaluated: Sequence[Record], mark: int) -> dict[str, Any]:
+    """The lowest loss up to a mark, and the last test figure; ∞, as None, for a run that diverged before it."""
+    before = [line for line in lines if line["seconds"] <= 1.01 * mark] or list(lines[:1])
+    lost = before[-1]["train"] is None
+    tests = [line["test"] for line in evaluated if line["seconds"] <= 1.01 * mark]
+    train = None if lost else min(line["train"] for line in before)
+    return {"at": mark, "step": before[-1]["step"], "train": train, "test": tests[-1] if tests and not lost else None}
+
+
+def found(folder: pathlib.Path) -> dict[tuple[str, str], list[Record]]:
+    """(track, method) to the records of its seeds."""
+    rows: dict[tuple[str, str], list[Record]] = {}
+    for cell in CELLS:
+        if (folder / GROUP / f"{cell.name}.json").exists():
+            rows.setdefault((cell.track, cell.method), []).append(records.read(folder, f"{GROUP}/{cell.name}"))
+    return rows
+
+
+def medians(folder: pathlib.Path, part: str = "train") -> dict[int, dict[str, dict[str, float]]]:
+    """Mark to track to method to the median over seeds."""
+    cells = found(folder)
+    return {
+        mark: {
+            track: {
+                method: float(np.median(statistics.as_losses([row["summary"]["marks"][i][part] for row in rows])))
+                for (of, method), rows in cells.items()
+                if of == track
+            }
+            for track in TRACKS
+            if any(of == track for of, _ in cells)
+        }
+        for i, mark in enumerate(MARKS)
+    }
+
+
+def block(folder: pathlib.Path) -> str:
+    """A table for each mark: median losses, the lowest in bold, and the defaults' over the best peer's."""
+    text, seeds = [], max((len(rows) for rows in found(folder).values()), default=0)
+    for mark, rows in medians(folder).items():
+        methods = [name for name in OURS | PEERS if any(name in row for row in rows.values())]
+        columns = ["problem", *methods, *(f"{name} / best peer" for name in DEFAULTS)]
+        table = [
+            [track, *(_loss(row, name) for name in methods), *(_ratio(row, name) for name in DEFAULTS)]
+            for track, row in rows.items()
+        ]
+        if table:
+            text += [f"Training loss after {mark} s, median of {seeds} seeds:\n", tables.plain(columns, table)]
+    pictures = [f"![{track}: loss against time]({FIGURES}/{track}.png){{ width=420 }}" for track in rows]
+    return "\n".join([*text, *pictures])
+
+
+def _loss(row: Mapping[str, float], method: str) -> str:
+    """In bold where no other is lower."""
+    if method not in row:
+        return "–"
+    shown = tables.number(row[method], 2)
+    return f"**{shown}**" if row[method] == min(row.values()) else shown
+
+
+def _ratio(row: Mapping[str, float], method: str) -> str:
+    """The loss over that of the best peer."""
+    best = min((row[name] for name in PEERS if name in row), default=0.0)
+    return tables.number(row[method] / best, 2) if method in row and best else "–"
+
+
+def draw(folder: pathlib.Path, docs: pathlib.Path) -> None:
+    """Draws loss against time for each problem, by method, with the median over seeds."""
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    cells = found(folder)
+    styles = figures.styles(OURS | PEERS)
+    with matplotlib.rc_context(figures.STYLE):
+        for track in dict.fromkeys(track for track, _ in cells):
+            runs = {m: [_lines(row) for row in rows] for (of, m), rows in cells.items() if of == track}
+            curves = statistics.curves({m: seeds for m, seeds in runs.items() if all(seeds)}, "seconds", "train")
+            if curves:
+                figure = figures.losses(curves, styles, "seconds")
+                figures.save_png(figure, docs / FIGURES / f"{track}.png", "Training loss")
+
+
+def _lines(record: Record) -> list[dict[str, Any]]:
+    columns = record["curve"]
+    return [{name: columns[name][i] for name in columns} for i in range(len(columns["seconds"]))]

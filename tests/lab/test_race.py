@@ -1,0 +1,86 @@
+"""The race: its cells, their records, and what is rendered of them."""
+
+import json
+
+import pytest
+
+from saddlefree.lab import optimisers, problems, race, records, reproduce
+from saddlefree.lab.errors import UserError
+from saddlefree.lab.metrics import write_json, write_lines
+
+
+def test_every_cell_can_be_run():
+    names = [cell.name for cell in race.CELLS]
+    assert len(set(names)) == len(names)
+    for cell in race.CELLS:
+        problem, optimiser, variant, changes = cell.run
+        problems.find(problem).variant(variant)
+        optimisers.configured(optimiser, problem, changes)
+        json.dumps(cell.plan())
+    assert {name for of in race.TOO_LARGE.values() for name in of} <= set(race.PEERS)
+    # Cells of one problem follow each other, and a seed is done before the next.
+    order = [(cell.seed, cell.track) for cell in race.CELLS]
+    assert len(set(order)) == 1 + sum(a != b for a, b in zip(order[1:], order, strict=False))
+
+
+def finished(folder, losses, seconds):
+    """The folder of a run with these losses, every other one evaluated."""
+    folder.mkdir(parents=True)
+    lines = [
+        {"step": i + 1, "seconds": t, "train": loss} | ({"test": 10 * loss} if loss is not None and i % 2 else {})
+        for i, (t, loss) in enumerate(zip(seconds, losses, strict=True))
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    figures = {"steps": len(lines), "seconds": seconds[-1], "seconds_per_step": 1.0, "compile_seconds": 2.0}
+    write_json(folder / "summary.json", {"status": "finished", **figures})
+    write_json(folder / "config.json", {"plan": {}, "versions": {}, "machine": {}, "peers": {}})
+
+
+def test_a_record_has_the_lowest_loss_up_to_each_mark(tmp_path):
+    cell = race.CELLS[0]
+    finished(tmp_path / "run", [8.0, 2.0, 4.0, 1.0, 0.5], [1.0, 5.01, 15.0, 19.0, 79.0])
+    race.add(tmp_path, cell, tmp_path / "run")
+    marks = records.read(tmp_path, f"race/{cell.name}")["summary"]["marks"]
+    assert [(row["at"], row["step"], row["train"], row["test"]) for row in marks] == [
+        (5, 2, 2.0, 20.0),
+        (20, 4, 1.0, 10.0),
+        (80, 5, 0.5, 10.0),
+    ]
+    assert records.evaluate(tmp_path, f"race/{cell.name} marks 20 train") == 1.0
+    # One that diverged, and one whose first step takes longer than the first mark.
+    finished(tmp_path / "lost", [8.0, 2.0, None], [1.0, 4.0, 15.0])
+    race.add(tmp_path, cell, tmp_path / "lost")
+    marks = records.read(tmp_path, f"race/{cell.name}")["summary"]["marks"]
+    assert [row["train"] for row in marks] == [2.0, None, None]
+    finished(tmp_path / "slow", [8.0, 2.0], [30.0, 60.0])
+    race.add(tmp_path, cell, tmp_path / "slow")
+    marks = records.read(tmp_path, f"race/{cell.name}")["summary"]["marks"]
+    assert [row["train"] for row in marks] == [8.0, 8.0, 2.0]
+
+
+def test_reproduce_runs_a_shard_once_and_renders_it(tmp_path, monkeypatch):
+    factors = {"minimise": 2.0, "lbfgs-20": 1.0, "lbfgs-200": 4.0}
+    done = []
+
+    def command(arguments, say):
+        folder = tmp_path / "work" / "race" / arguments[arguments.index("--out") + 1].rpartition("/")[2]
+        done.append(folder.name)
+        factor = next(value for name, value in factors.items() if f"-{name}-0" in folder.name)
+        finished(folder, [8 * factor, 2 * factor, factor], [1.0, 5.0, 80.0])
+
+    monkeypatch.setattr(reproduce, "_command", command)
+    folders = tmp_path / "work", tmp_path / "results", tmp_path / "docs"
+    only = ["race:heat-minimise-0", "race:heat-lbfgs-*-0"]
+    left = reproduce.reproduce(*folders, budget=100, only=only, shard=(2, 2))
+    assert done == ["heat-lbfgs-20-0"]
+    assert left == ["race:heat-minimise-0", "race:heat-lbfgs-200-0"]
+    assert reproduce.reproduce(*folders, budget=100, only=only) == []
+    assert sorted(done) == ["heat-lbfgs-20-0", "heat-lbfgs-200-0", "heat-minimise-0"]
+    assert not list((tmp_path / "work" / "race").iterdir())
+    text = race.block(tmp_path / "results")
+    assert "| problem | minimise | lbfgs-20 | lbfgs-200 | minimise / best peer | least-squares / best peer |" in text
+    assert "| heat | 4.0 | **2.0** | 8.0 | 2.0 | – |" in text
+    assert (tmp_path / "docs" / race.FIGURES / "heat.png").read_bytes()[:4] == b"\x89PNG"
+    assert race.block(tmp_path / "none") == ""
+    with pytest.raises(UserError, match=r"'race:heat-adm\*' is not known"):
+        reproduce.reproduce(*folders, budget=1, only=["race:heat-adm*"])
