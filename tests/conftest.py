@@ -27,7 +27,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_dropped():
-    """A process may map 65,530 pieces of memory (Linux), and XLA, which maps several for each program, crashes beyond."""
+    """A process may map 65,530 pieces of memory on Linux; XLA maps several for each program, and crashes beyond."""
     yield
     jax.clear_caches()
 
