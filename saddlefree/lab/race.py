@@ -181,7 +181,7 @@ def block(folder: pathlib.Path) -> str:
         if table:
             text += [f"Training loss after {mark} s, median of {seeds} seeds:\n", tables.plain(columns, table)]
     pictures = [f"![{track}: loss against time]({FIGURES}/{track}.png){{ width=420 }}" for track in rows]
-    return "\n".join([*text, *pictures])
+    return "\n".join([*text, *pictures]) or "No run is recorded yet: `saddlefree reproduce --only race`."
 
 
 def _loss(row: Mapping[str, float], method: str) -> str:
