@@ -56,7 +56,7 @@ class Space:
         if not self.packed:
             return to_working(x)
         pieces = [leaf.reshape(-1).astype(self.dtype) for leaf in jax.tree.leaves(x)]
-        return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0] if pieces else self.zeros()
+        return _join(pieces) if len(pieces) > 1 else pieces[0] if pieces else self.zeros()
 
     def unpack(self, x: Vector, cast: bool = True) -> Tree:
         """The tree of a vector, in the parameters' dtypes, or without `cast` in working precision."""
@@ -89,6 +89,18 @@ class Space:
         """Whether every entry of x is finite, also after the cast to the parameters' dtypes."""
         narrowed = self._narrowed(x)
         return all_finite(self.unpack(x) if narrowed is None else narrowed)
+
+
+def _join(pieces: Sequence[jax.Array]) -> jax.Array:
+    """The pieces as one array. On a CPU in a branch that is always taken, which keeps XLA from compiling the whole
+    concatenation once more into each kernel that reads it.
+    """
+
+    def apart(*pieces: jax.Array) -> jax.Array:
+        always = jax.lax.optimization_barrier(jnp.array(True))
+        return jax.lax.cond(always, lambda: jnp.concatenate(pieces), lambda: jnp.zeros_like(jnp.concatenate(pieces)))
+
+    return jax.lax.platform_dependent(*pieces, cpu=apart, default=lambda *pieces: jnp.concatenate(pieces))
 
 
 def _split(x: jax.Array, sizes: list[int]) -> Sequence[jax.Array]:
@@ -170,6 +182,29 @@ def norm(x: Vector) -> jax.Array:
     unit = jnp.where(largest > 1, 16, 1).astype(largest.dtype)
     scaled = scale(unit / jnp.where(usable, largest, 1), x)
     return jnp.where(usable, largest / unit * jnp.sqrt(dot(scaled, scaled)), largest)
+
+
+def lengths_and_cosines(*vectors: Vector) -> tuple[jax.Array, jax.Array]:
+    """‖xᵢ‖₂ of several vectors, as by `norm`, and the matrix of ⟨xᵢ, xⱼ⟩/(‖xᵢ‖‖xⱼ‖), 0 where a vector is 0.
+
+    Two kernels for all of them: one by one, each inner product would be compiled on its own.
+
+    >>> lengths, cosines = lengths_and_cosines(jnp.array([3.0, 4.0]), jnp.array([0.0, 1e-30]))
+    >>> float(lengths[0]), round(float(cosines[0, 1]), 3)
+    (5.0, 0.8)
+    """
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)
+    dtype = scalar_dtype(stacked)
+    peaks = [jnp.max(jnp.abs(a), tuple(range(1, a.ndim)), initial=0) for a in jax.tree.leaves(stacked)]
+    largest = functools.reduce(jnp.maximum, (found.astype(dtype) for found in peaks))
+    usable = jnp.isfinite(largest) & (largest > 0)
+    unit = jnp.where(largest > 1, 16, 1).astype(dtype)
+    factor = unit / jnp.where(usable, largest, 1)
+    scaled = jax.tree.map(lambda a: factor.astype(a.dtype).reshape(-1, *[1] * (a.ndim - 1)) * a, stacked)
+    gram = project(scaled, scaled)
+    roots = jnp.sqrt(jnp.diagonal(gram))
+    inverse = jnp.where(usable, reciprocal(roots), 0)
+    return jnp.where(usable, largest / unit * roots, largest), inverse[:, None] * gram * inverse
 
 
 def reciprocal(x: jax.Array) -> jax.Array:
