@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_end_a_run():
 
 
 def several(*parts):
-    """A function of the parameters of all parts, one after the other: their sum, compiled once, with all their saddles."""
+    """The sum of several functions, each of its own entries of x: compiled once, with the saddles of all."""
     ends = np.cumsum([size for _, size in parts])
     pieces = [(fn, slice(end - size, end)) for (fn, size), end in zip(parts, ends, strict=True)]
     return lambda x: sum(fn(x[piece]) for fn, piece in pieces)
