@@ -12,9 +12,12 @@ demo: .venv/dev.stamp
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# All pairs of solver and rule, examples at random and EXAMPLES times as many, compiled as users compile.
+# All pairs of solver and rule; then every property on examples at random, ten times as many, compiled as users compile.
+PAIRS := tests/test_acceptance.py tests/test_hosts.py
 fuzz: .venv/dev.stamp
-	HYPOTHESIS_PROFILE=fuzz SADDLEFREE_OPTIMISED=1 $(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-show-statistics tests --ignore tests/lab
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 --dist worksteal $(PAIRS)
+	HYPOTHESIS_PROFILE=fuzz SADDLEFREE_OPTIMISED=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
+		--hypothesis-show-statistics tests --ignore tests/lab $(addprefix --ignore ,$(PAIRS))
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

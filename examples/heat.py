@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree.lab import Setting, problem
-from saddlefree.lab.physics import box, derivative, physics
+from saddlefree.lab.physics import Condition, box, derivative, physics
 
 
 @problem("heat", "Heat in a rod", epochs=300, float64=True, test="relative L2 error", variants={"kappa": Setting(0.25)})
@@ -17,11 +17,13 @@ def heat(data_dir, kappa):
         ends = box(left, 30, (0, 0), (0, 1)), box(right, 30, (1, 0), (1, 1))
         return box(inside, 300, (0, 0), (1, 1)), jnp.concatenate([box(start, 60, (0, 0), (1, 0)), *ends])
 
-    def residuals(u, batch):
-        inside, edge = batch
+    def equation(u, z):
         u_xx = derivative(derivative(u, (1.0, 0.0)), (1.0, 0.0))
-        r = derivative(u, (0.0, 1.0))(inside) - kappa * u_xx(inside)
-        return [(r, 0.5), (u(edge) - truth(edge), 5.0)]  # each with its weight
+        return derivative(u, (0.0, 1.0))(z) - kappa * u_xx(z)
+
+    def edge(u, z):
+        return u(z) - truth(z)
 
     line = jnp.linspace(0, 1, 41)
-    return physics(residuals, points, truth, {"x": line, "t": line}, width=16, depth=2)
+    conditions = [Condition(equation), Condition(edge, weight=5.0)]
+    return physics(conditions, points, truth, hidden=(16, 16), grid={"x": line, "t": line})

@@ -1,7 +1,9 @@
 """Small problems that tests share."""
 
 import functools
+import os
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,14 @@ import pytest
 
 import saddlefree as sf
 from saddlefree.model import Answer
+
+FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
+
+
+def cases(count):
+    """Settings of a property with `count` examples, ten times as many in `make fuzz`."""
+    checks = [hypothesis.HealthCheck.function_scoped_fixture]
+    return hypothesis.settings(max_examples=10 * count if FUZZ else count, deadline=None, suppress_health_check=checks)
 
 
 def network_params(key, sizes=(3, 4, 1), dtype=jnp.float32):

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import cases
 
 from saddlefree.acceleration import (
     accelerate,
@@ -260,7 +261,7 @@ def degenerate_sums(draw):
 
 
 @every_accelerator
-@settings(max_examples=60, deadline=None)
+@cases(60)
 @given(sums=degenerate_sums(), y=vectors)
 def test_breakdown_gives_the_last_good_value(make, sums, y):
     accelerator = make(order=ORDER)
@@ -318,7 +319,7 @@ def float32_series(num_sums, shape=(), seed=0, extra=3):
 
 
 @every_accelerator
-@settings(max_examples=15, deadline=None)
+@cases(15)
 @given(exponent=st.integers(-80, 80), seed=st.integers(0, 100))
 def test_scale_equivariance(make, exponent, seed):
     """Powers of two scale without rounding, so the limit does so too, far beyond where ‖s‖² under- or overflows."""
@@ -331,7 +332,7 @@ def test_scale_equivariance(make, exponent, seed):
 
 
 @every_accelerator
-@settings(max_examples=15, deadline=None)
+@cases(15)
 @given(shift=st.lists(st.integers(-8, 8), min_size=SIZE, max_size=SIZE), seed=st.integers(0, 100))
 def test_translation_equivariance(make, shift, seed):
     accelerator = make(order=ORDER)

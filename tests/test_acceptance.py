@@ -6,7 +6,6 @@ Each solver and each rule occurs in one pair at least; `make fuzz` runs all pair
 
 import functools
 import itertools
-import os
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from problems import network_batch, network_loss, network_params, network_residuals, require
+from problems import FUZZ, network_batch, network_loss, network_params, network_residuals, require
 
 import saddlefree as sf
 
@@ -70,7 +69,7 @@ FEW = [
     ("rows", "longest"),
     ("spring", "fixed"),
 ]
-PAIRS = ALL if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else FEW
+PAIRS = ALL if FUZZ else FEW
 pairs = pytest.mark.parametrize(("solver", "rule"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 BATCH = network_batch(jax.random.key(1))
 STEPS = 4

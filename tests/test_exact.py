@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from problems import saddle_free_direction, solve, symmetric
+from problems import cases, saddle_free_direction, solve, symmetric
 
 import saddlefree as sf
 from saddlefree.space import Space
 
 
-@settings(deadline=None, max_examples=25)
+@cases(25)
 @given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-3, 0.1, 10.0]))
 def test_direction(seed, damping):
     rng = np.random.default_rng(seed)

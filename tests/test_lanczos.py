@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import matfree.decomp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from problems import saddle_free_direction, solve, symmetric
+from problems import cases, saddle_free_direction, solve, symmetric
 
 import saddlefree as sf
 from saddlefree import spectrum
@@ -53,7 +53,7 @@ def test_converges_to_the_exact_direction(x64, form, oracle):
     assert np.linalg.norm(series.direction - exact) > 10 * errors[5] * np.linalg.norm(exact)
 
 
-@settings(deadline=None, max_examples=12)
+@cases(12)
 @given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-2, 1.0]), two_pass=st.booleans())
 def test_all_products_give_the_exact_direction(seed, damping, two_pass):
     rng = np.random.default_rng(seed)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from problems import network_batch, network_loss, network_params, saddle_free_direction, solve, symmetric
+from problems import cases, network_batch, network_loss, network_params, saddle_free_direction, solve, symmetric
 
 import saddlefree as sf
 from saddlefree import space
@@ -24,7 +24,7 @@ def product(H):
     return lambda v: jnp.asarray(H) @ v
 
 
-@settings(deadline=None, max_examples=15)
+@cases(15)
 @given(seed=st.integers(0, 2**16), damping=st.sampled_from([1e-2, 1.0]))
 def test_a_full_space_gives_the_exact_direction_whatever_is_kept(seed, damping):
     with jax.enable_x64(True):

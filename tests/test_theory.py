@@ -15,13 +15,13 @@ import optax
 import pytest
 import scipy.linalg
 import scipy.stats
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import cases
 
 import saddlefree as sf
 from saddlefree.solvers.series import coefficients
 
-cases = functools.partial(settings, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -129,7 +129,7 @@ def test_coefficients_decrease(x64):
 # --- terms ------------------------------------------------------------------------------------------------------------
 
 
-@cases(max_examples=30)
+@cases(30)
 @given(spectra(), st.floats(1.0, 10.0))
 def test_terms_follow_the_papers_recurrence(x64, H, V):
     """a_0 = g/√V and a_k = 2k(2k−1)/(4k²) (a_{k−1} − H H a_{k−1}/V), Section 3.4."""
@@ -140,7 +140,7 @@ def test_terms_follow_the_papers_recurrence(x64, H, V):
     np.testing.assert_allclose(np.diff(operators, axis=0, prepend=0), expected, atol=1e-13)
 
 
-@cases(max_examples=20)
+@cases(20)
 @given(spectra(), st.floats(0.1, 100.0), st.floats(0.0, 10.0))
 def test_one_term_is_gradient_descent(x64, H, V, damping):
     """K = 1 has the step 1/(√V + λ) and never looks at H."""
@@ -148,7 +148,7 @@ def test_one_term_is_gradient_descent(x64, H, V, damping):
     np.testing.assert_allclose(first_operators(H, V, damping)[0], expected, rtol=1e-12, atol=1e-15)
 
 
-@cases(max_examples=30)
+@cases(30)
 @given(spectra(), st.floats(1.0, 10.0), st.floats(0.0, 10.0), seeds)
 def test_norms_of_terms_decrease(x64, H, V, damping, seed):
     """‖a_{k+1}‖ < ‖a_k‖, Appendix D.2 (whose factor must have k + 1 for k), and with damping alike."""
@@ -198,7 +198,7 @@ def test_acceleration_beats_the_plain_series(seed, x64):
     assert accelerated < plain / 2
 
 
-@cases(max_examples=50)
+@cases(50)
 @given(spectra(), st.floats(0.51, 10.0), st.floats(0.0, 1.0))
 def test_series_converges_for_all_scales_above_half_the_largest_eigenvalue(x64, H, V, damping):
     """V > λmax/2 suffices, Appendix C.3; the error is Σ_{k≥K} c_k |z|^k at most, z the eigenvalues of I − H²/V."""
@@ -234,7 +234,7 @@ def test_limit_is_the_principal_inverse_square_root(x64):
 # --- truncations ------------------------------------------------------------------------------------------------------
 
 
-@cases(max_examples=60)
+@cases(60)
 @given(spectra(), st.floats(1.0, 10.0), st.floats(0.0, 100.0), seeds)
 def test_truncations_grow_towards_the_limit_from_below(x64, H, V, delta, seed):
     """V > λmax makes every term positive semi-definite, Appendix C.4: with damping too, since all c_k > 0.
@@ -251,7 +251,7 @@ def test_truncations_grow_towards_the_limit_from_below(x64, H, V, delta, seed):
     assert np.all(operators @ g @ g > 0)
 
 
-@cases(max_examples=60)
+@cases(60)
 @given(spectra(), st.floats(0.501, 1.0), st.floats(0.0, 100.0))
 def test_truncations_are_positive_definite_wherever_the_series_converges(x64, H, V, delta):
     """Better than the paper's Section 3.3, which asks for V > λmax: V > λmax/2 is enough.
@@ -286,7 +286,7 @@ def heuristic_scale(H, g):
     return sf.solve(solver, lambda v: H @ v, g).stats["scale"]
 
 
-@cases(max_examples=50)
+@cases(50)
 @given(spectra(), seeds)
 def test_papers_scale_is_a_bound_from_below(x64, H, seed):
     """‖H²g‖/‖g‖ ≤ λmax(H²), Appendix D.1: never the upper bound that the series asks for."""
@@ -461,7 +461,7 @@ def near_critical_points(draw):
     return f, gradient, params, centre, curvature, L, smallest, x
 
 
-@cases(max_examples=150)
+@cases(150)
 @given(near_critical_points())
 def test_one_step_repels_along_negative_and_squares_along_positive_curvature(x64, problem):
     """Theorem 1, both inequalities, with L the Lipschitz constant of H in the Frobenius norm.
