@@ -56,7 +56,7 @@ class Space:
         if not self.packed:
             return to_working(x)
         pieces = [leaf.reshape(-1).astype(self.dtype) for leaf in jax.tree.leaves(x)]
-        return _join(pieces) if len(pieces) > 1 else pieces[0] if pieces else self.zeros()
+        return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0] if pieces else self.zeros()
 
     def unpack(self, x: Vector, cast: bool = True) -> Tree:
         """The tree of a vector, in the parameters' dtypes, or without `cast` in working precision."""
@@ -89,18 +89,6 @@ class Space:
         """Whether every entry of x is finite, also after the cast to the parameters' dtypes."""
         narrowed = self._narrowed(x)
         return all_finite(self.unpack(x) if narrowed is None else narrowed)
-
-
-def _join(pieces: Sequence[jax.Array]) -> jax.Array:
-    """The pieces as one array. On a CPU in a branch that is always taken, which keeps XLA from compiling the whole
-    concatenation once more into each kernel that reads it.
-    """
-
-    def apart(*pieces: jax.Array) -> jax.Array:
-        always = jax.lax.optimization_barrier(jnp.array(True))
-        return jax.lax.cond(always, lambda: jnp.concatenate(pieces), lambda: jnp.zeros_like(jnp.concatenate(pieces)))
-
-    return jax.lax.platform_dependent(*pieces, cpu=apart, default=lambda *pieces: jnp.concatenate(pieces))
 
 
 def _split(x: jax.Array, sizes: list[int]) -> Sequence[jax.Array]:
