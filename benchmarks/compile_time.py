@@ -2,11 +2,14 @@
 
 Beside that of `optax.adam`: a transformer of 53 leaves, and 192 numbers in 64 leaves or one; rounds are interleaved and
 the shortest time of each counts. Of the series also against its number of terms K, in a loop and unrolled, with the
-memory of a step's temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows.
+memory of a step's temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows. Of `minimise` each
+program beside `jax.value_and_grad` of the loss, on the laboratory's Poisson equation, by the processor's clock: `start`
+and the first stage are compiled in every run, `examine` where it ends or is stuck, the others where they are entered.
 """
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +19,9 @@ import optax
 import saddlefree as sf
 from benchmarks import transformer
 from benchmarks.record import network, shortest, step_of, write
-from saddlefree.lab import models
+from saddlefree import descent, stages
+from saddlefree.lab import models, problems
+from saddlefree.space import Space
 
 ROUNDS = 3
 OPTIMISERS = {
@@ -90,9 +95,44 @@ def of_the_series() -> dict[str, Any]:
     return {"rows": rows, **ratios}
 
 
+def of_minimise() -> dict[str, Any]:
+    """Processor seconds of each program of `minimise`, and what they are over `jax.value_and_grad` of the loss."""
+    with jax.enable_x64(True):
+        task = problems.find("pinn-poisson").load()
+        params, fixed = task.init(jax.random.key(0))
+        value_fn = lambda p: task.loss(p, fixed, task.parts["train"], jax.random.key(0))[0]  # noqa: E731
+        chosen = stages.choose(Space(params))
+        program = descent.Program(value_fn, chosen, False)
+        key = jax.random.PRNGKey(0)
+        state = jax.eval_shape(program.start, params, key, None)
+        limit, count = jax.ShapeDtypeStruct((), state.norm.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+        lowered = {
+            "value_and_grad": lambda: jax.jit(jax.value_and_grad(value_fn)).lower(params),
+            "start": lambda: program.start.lower(params, key, None),
+            **{
+                f"run {stage.name}": functools.partial(program.run.lower, i, state, limit, count)
+                for i, stage in enumerate(chosen)
+            },
+            "examine": lambda: program.examine.lower(state),
+            "escape": lambda: program.escape.lower(state, jax.eval_shape(program.examine, state)),
+        }
+
+        def clocked(lower: Callable[[], Any]) -> float:
+            jax.clear_caches()
+            start = time.process_time()
+            lower().compile()
+            return time.process_time() - start
+
+        found = shortest({name: functools.partial(clocked, lower) for name, lower in lowered.items()}, ROUNDS)
+    always = found["start"] + found[f"run {chosen[0].name}"]
+    for name, duration in found.items():
+        print(f"{name:<34}{duration:7.2f} s{duration / found['value_and_grad']:7.2f} × value_and_grad", flush=True)
+    return {"seconds": found, "over_value_and_grad": always / found["value_and_grad"]}
+
+
 def main() -> None:
-    """Prints both; what is compiled only once in a process is not the series'."""
-    write("compile_time", beside_adam())
+    """Prints all; what is compiled only once in a process is not the series'."""
+    write("compile_time", {**beside_adam(), "minimise": of_minimise()})
     write("compilation", of_the_series())
 
 

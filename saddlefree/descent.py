@@ -21,7 +21,7 @@ from saddlefree.rules.base import Rule
 from saddlefree.rules.line_search import NOISE, LineSearchState
 from saddlefree.solvers.base import Solver
 from saddlefree.solvers.quasi_newton import DenseState, LimitedState
-from saddlefree.space import Space, Tree
+from saddlefree.space import Space, Tree, Vector
 
 CHUNK = 256
 """The most steps of a chunk."""
@@ -114,15 +114,22 @@ class MinimiseState(NamedTuple):
     checked: jax.Array  # products of all searches for negative curvature
 
 
-class Escape(NamedTuple):
+class Curvature(NamedTuple):
     """What a search for negative curvature found."""
 
-    state: MinimiseState  # after the escape step, where there is one
-    row: Row
     negative: jax.Array  # whether the smallest eigenvalue is negative
-    lower: jax.Array  # whether the loss is lower along its eigenvector
+    vector: Vector  # its eigenvector
     rounded: jax.Array  # whether the gradient is as small as rounding of the parameters allows
-    checked: jax.Array  # products of all searches, this one included
+    products: jax.Array
+    key: jax.Array  # of the next search
+
+
+class Escape(NamedTuple):
+    """The lowest loss along negative curvature."""
+
+    state: MinimiseState  # after the step to it
+    row: Row
+    lower: jax.Array  # whether it is lower than that of the saddle
 
 
 class Program:
@@ -139,10 +146,11 @@ class Program:
         self.txs = tuple(adaptive_saddle_free_newton(stage.solver, rule=stage.rule) for stage in stages)
         self.value_fn = checks.scalar_valued("value_fn", half_square(fn) if residuals else fn)
         self.known = {"value_fn": self.value_fn, **({"residual_fn": fn} if residuals else {})}
-        self.start: Callable[[Tree, jax.Array], MinimiseState] = jax.jit(self._start)
+        self.start: Callable[[Tree, jax.Array, jax.Array | None], MinimiseState] = jax.jit(self._start)
         self.judge: Callable[[int, MinimiseState, jax.Array], MinimiseState] = jax.jit(self._judge, static_argnums=0)
         self.enter: Callable[[int, MinimiseState], MinimiseState] = jax.jit(self._enter, static_argnums=0)
-        self.escape: Callable[[MinimiseState], Escape] = jax.jit(self._escape)
+        self.examine: Callable[[MinimiseState], Curvature] = jax.jit(self._examine)
+        self.escape: Callable[[MinimiseState, Curvature], Escape] = jax.jit(self._escape)
         self.run: Callable[[int, MinimiseState, jax.Array, jax.Array], tuple[MinimiseState, Row]] = jax.jit(
             self._run, static_argnums=0, donate_argnums=1
         )
@@ -150,13 +158,13 @@ class Program:
     def _evaluate(self, params: Tree) -> tuple[jax.Array, Tree, jax.Array]:
         """Loss, gradient and its norm."""
         value, gradient = jax.value_and_grad(self.value_fn)(params)
-        return value.astype(space.scalar_dtype(params)), gradient, space.norm(space.to_working(gradient))
+        return value.astype(space.scalar_dtype(params)), gradient, _norm(gradient)
 
-    def _start(self, params: Tree, key: jax.Array) -> MinimiseState:
+    def _start(self, params: Tree, key: jax.Array, tolerance: jax.Array | None) -> MinimiseState:
         value, gradient, norm = self._evaluate(params)
         zero, none = jnp.zeros((), jnp.int32), jnp.zeros(len(self.stages), jnp.int32)
         best = jnp.where(jnp.isfinite(value), value, jnp.inf)
-        return MinimiseState(
+        state = MinimiseState(
             params=params,
             value=value,
             gradient=gradient,
@@ -178,6 +186,7 @@ class Program:
             reasons=none,
             checked=zero,
         )
+        return self._judge(0, state, default_tolerance(norm) if tolerance is None else tolerance)
 
     def _judge(self, index: int, state: MinimiseState, tolerance: jax.Array) -> MinimiseState:
         """The state with its code, and with the reason where the stage ends."""
@@ -256,10 +265,11 @@ class Program:
         if isinstance(optimiser.rule, LineSearchState):
             # The search has been at the point that it chose; where it chose none, the parameters are the old ones.
             found, layout = optimiser.rule, Space(params)
-            value, gradient = space.where(
-                found.known, (found.value, layout.unpack(found.gradient)), (state.value, state.gradient)
-            )
-            norm, evaluations = space.norm(space.to_working(gradient)), optimiser.figures["evaluations"]
+            value = jnp.where(found.known, found.value, state.value)
+            # Chosen before it is unpacked: one kernel in place of one for each leaf.
+            packed = space.where(found.known, found.gradient, layout.pack(state.gradient))
+            gradient, evaluations = layout.unpack(packed), optimiser.figures["evaluations"]
+            norm = jnp.where(found.known, space.norm(packed), state.norm)
         else:
             value, gradient, norm = self._evaluate(params)
             evaluations = jnp.asarray(self.stages[index].rule.evaluations + 1, value.dtype)
@@ -309,8 +319,8 @@ class Program:
         figures = state.value, state.norm, damping, learning_rate, products, evaluations, escape, state.stage
         return dict(zip(COLUMNS, figures, strict=True))
 
-    def _escape(self, state: MinimiseState) -> Escape:
-        """Products from a random start give the smallest eigenvalue; along its vector the lowest of several losses."""
+    def _examine(self, state: MinimiseState) -> Curvature:
+        """Products from a random start give the smallest eigenvalue."""
         layout = Space(state.params)
         x = layout.pack(layout.like)
         key, following = jax.random.split(state.key)
@@ -320,39 +330,52 @@ class Program:
             lambda v: layout.pack(product(layout.unpack(v))), space.random_normal(key, x), count
         )
         values, vectors = jnp.linalg.eigh(T.dense())
-        v = space.combine(basis, vectors[:, 0])
         largest = jnp.max(jnp.abs(values))
         threshold = max(THRESHOLD, 100 * float(jnp.finfo(layout.dtype).eps))
-        negative = values[0] < -threshold * largest
         # The gradient of the nearest parameters that there are differs by as much.
         rounded = state.norm <= 10 * jnp.finfo(layout.dtype).eps * largest * space.norm(x)
-        lengths = jnp.maximum(1, space.norm(x)) * 0.5 ** jnp.arange(TRIALS, dtype=layout.dtype)
+        vector = space.combine(basis, vectors[:, 0])
+        return Curvature(values[0] < -threshold * largest, vector, rounded, products.astype(jnp.int32), following)
+
+    def _escape(self, state: MinimiseState, found: Curvature) -> Escape:
+        """The lowest of several losses along the eigenvector of the smallest eigenvalue."""
+        layout = Space(state.params)
+        lengths = jnp.maximum(1, space.norm(layout.pack(layout.like))) * 0.5 ** jnp.arange(TRIALS, dtype=layout.dtype)
         lengths = jnp.concatenate([lengths, -lengths])
 
-        def after(length: jax.Array) -> Tree:
-            return layout.unpack(layout.moved(space.scale(length, v)))
+        def attempt(i: jax.Array, best: Tree) -> Tree:
+            params = layout.unpack(layout.moved(space.scale(lengths[i], found.vector)))
+            # With its gradient, though one is enough: the loss is compiled once.
+            value, gradient, norm = self._evaluate(params)
+            return space.where((value < best[1]) | (i == 0), (params, value, gradient, norm), best)
 
-        losses = jax.lax.map(lambda length: self.value_fn(after(length)).astype(layout.dtype), lengths)
-        best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
-        lower = losses[best] < state.value
-        params = after(lengths[best])
-        value, gradient, norm = self._evaluate(params)
+        begin = state.params, jnp.full_like(state.value, jnp.inf), state.gradient, state.norm
+        params, value, gradient, norm = jax.lax.fori_loop(0, lengths.size, attempt, begin)
         zero = jnp.zeros((), jnp.int32)
-        spent = state.checked + products.astype(jnp.int32)
         new = self._moved(state, params, value, gradient, norm)._replace(
             optimisers=tuple(tx.init(params) for tx in self.txs),
             reference=(value, norm),
             window=(value, zero),
             idle=zero,
             stuck=zero,
-            key=following,
+            key=found.key,
             code=jnp.full((), RUNNING, jnp.int32),
-            checked=spent,
+            checked=state.checked + found.products,
         )
         none = jnp.zeros((), layout.dtype)
-        evaluations = jnp.asarray(2 * TRIALS + 1, jnp.int32)
-        row = self._row(new, none, none, products, evaluations, jnp.array(True))
-        return Escape(new, row, negative, lower, rounded, spent)
+        evaluations = jnp.asarray(lengths.size, jnp.int32)
+        row = self._row(new, none, none, found.products, evaluations, jnp.array(True))
+        return Escape(new, row, value < state.value)
+
+
+def default_tolerance(first_norm: jax.Array) -> jax.Array:
+    """10 ε times the norm of the gradient at the start."""
+    return 10 * jnp.finfo(first_norm.dtype).eps * first_norm
+
+
+def _norm(gradient: Tree) -> jax.Array:
+    """‖gradient‖; packed, because what compiles would otherwise grow with the leaves."""
+    return space.norm(Space(gradient).pack(gradient))
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saddlefree import checks, descent, stages
+from saddlefree import checks, descent, space, stages
 from saddlefree.descent import MinimiseState, Reason, Stage
 from saddlefree.residuals import ResidualFn
 from saddlefree.rules.base import Rule
@@ -117,7 +117,9 @@ class Descent:
 
     def start(self, params: Tree, seed: int | jax.Array = 0) -> MinimiseState:
         """The state before the first step. It holds copies."""
-        return jax.tree.map(jnp.array, self._program.start(params, jax.random.PRNGKey(seed)))
+        dtype = space.scalar_dtype(params)
+        tolerance = None if self.tolerance is None else jnp.asarray(self.tolerance, dtype)
+        return jax.tree.map(jnp.array, self._program.start(params, jax.random.PRNGKey(seed), tolerance))
 
     def resumed(self, state: MinimiseState) -> MinimiseState:
         """A copy of a state, judged by this run's tolerance; a run that has stalled gets another chance."""
@@ -140,13 +142,14 @@ class Descent:
             if code == descent.NONFINITE:
                 status = Status.NONFINITE
             elif code in (descent.SMALL, descent.IDLE):
-                seen = self._program.escape(state)
-                status = self._verdict(code, seen)
-                if status is not None:
-                    state = state._replace(checked=seen.checked)
+                seen = self._program.examine(state)
+                escape = self._program.escape(state, seen) if seen.negative else None
+                status = self._verdict(code, seen, escape)
+                if escape is None or status is not None:
+                    state = state._replace(checked=state.checked + seen.products)
                 elif before < end:
-                    state = seen.state
-                    found.append({name: np.asarray(x)[None] for name, x in seen.row.items()})
+                    state = escape.state
+                    found.append({name: np.asarray(x)[None] for name, x in escape.row.items()})
             elif before < end and code == descent.SWITCH:
                 state = self._program.enter(_following(self.stages[stage]), state)
             elif before < end:
@@ -166,17 +169,16 @@ class Descent:
         checked = [f"{int(state.checked)} products to look for saddles"] if int(state.checked) else []
         return "; ".join([*parts, *checked, *([] if status is None else [status.message])])
 
-    def _verdict(self, code: int, seen: descent.Escape) -> Status | None:
+    def _verdict(self, code: int, seen: descent.Curvature, escape: descent.Escape | None) -> Status | None:
         """Why a run ends that makes no progress, or None where negative curvature leads down."""
-        if seen.negative:
-            return None if seen.lower else Status.SADDLE
+        if escape is not None:
+            return None if escape.lower else Status.SADDLE
         settled = code == descent.SMALL or (self.tolerance is None and bool(seen.rounded))
         return Status.CONVERGED if settled else Status.STALLED
 
     def _limit(self, state: MinimiseState) -> jax.Array:
-        dtype = state.norm.dtype
-        limit = 10 * jnp.finfo(dtype).eps * state.first_norm if self.tolerance is None else self.tolerance
-        return jnp.asarray(limit, dtype)
+        limit = descent.default_tolerance(state.first_norm) if self.tolerance is None else self.tolerance
+        return jnp.asarray(limit, state.norm.dtype)
 
 
 def _following(stage: Stage) -> int:
@@ -310,7 +312,7 @@ def _driven(
     if seconds is not None:
         checks.number("seconds", seconds, 0, open_low=True)
     run = Descent(fn, chosen, residuals, tolerance)
-    state = run.resumed(run.start(Space(params).like, seed) if state is None else state)
+    state = run.start(Space(params).like, seed) if state is None else run.resumed(state)
     clock = _Clock(begun, seconds, progress)
     history: list[Rows] = []
     first, status = int(state.steps), None

@@ -172,6 +172,29 @@ def norm(x: Vector) -> jax.Array:
     return jnp.where(usable, largest / unit * jnp.sqrt(dot(scaled, scaled)), largest)
 
 
+def lengths_and_cosines(*vectors: Vector) -> tuple[jax.Array, jax.Array]:
+    """‖xᵢ‖₂ of several vectors, as by `norm`, and the matrix of ⟨xᵢ, xⱼ⟩/(‖xᵢ‖‖xⱼ‖), 0 where a vector is 0.
+
+    Two kernels for all of them: one by one, each inner product would be compiled on its own.
+
+    >>> lengths, cosines = lengths_and_cosines(jnp.array([3.0, 4.0]), jnp.array([0.0, 1e-30]))
+    >>> float(lengths[0]), round(float(cosines[0, 1]), 3)
+    (5.0, 0.8)
+    """
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)
+    dtype = scalar_dtype(stacked)
+    peaks = [jnp.max(jnp.abs(a), tuple(range(1, a.ndim)), initial=0) for a in jax.tree.leaves(stacked)]
+    largest = functools.reduce(jnp.maximum, (found.astype(dtype) for found in peaks))
+    usable = jnp.isfinite(largest) & (largest > 0)
+    unit = jnp.where(largest > 1, 16, 1).astype(dtype)
+    factor = unit / jnp.where(usable, largest, 1)
+    scaled = jax.tree.map(lambda a: factor.astype(a.dtype).reshape(-1, *[1] * (a.ndim - 1)) * a, stacked)
+    gram = project(scaled, scaled)
+    roots = jnp.sqrt(jnp.diagonal(gram))
+    inverse = jnp.where(usable, reciprocal(roots), 0)
+    return jnp.where(usable, largest / unit * roots, largest), inverse[:, None] * gram * inverse
+
+
 def reciprocal(x: jax.Array) -> jax.Array:
     """1/x, and 0 for x = 0, so that normalising a zero vector gives zero."""
     zero = x == 0

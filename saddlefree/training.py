@@ -18,6 +18,7 @@ from saddlefree import checks, space
 from saddlefree.curvature import microbatch_mean
 from saddlefree.inspection import diagnostics, has_figures
 from saddlefree.neighbours import check_value_fn
+from saddlefree.residuals import ResidualFn
 from saddlefree.space import Tree
 
 
@@ -33,6 +34,9 @@ class TrainState(NamedTuple):
 
 LossFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, tuple[Tree, Any]]]
 """(params, model_state, batch, key) to (loss, (new model_state, aux)); where there is no model state, it is None."""
+
+ResidualsOf = Callable[[Tree, Tree, jax.Array], ResidualFn]
+"""(model_state, batch, key) to the residuals of that batch, a function of the parameters or `pointwise(…)`."""
 
 _MANY = 8
 """Compilations of one step beyond which something is amiss."""
@@ -57,6 +61,7 @@ def make_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
     *,
+    residual_fn: ResidualsOf | None = None,
     microbatch_size: int | None = None,
     donate: bool = True,
     check: bool = False,
@@ -70,6 +75,8 @@ def make_step(
     Args:
       loss_fn: (params, model_state, batch, key) to (loss, (new model_state, aux)).
       tx: this library's, or any Optax transformation; it is handed `value`, `grad` and `value_fn`.
+      residual_fn: for `row_space`: (model_state, batch, key) to a function of the parameters, or `pointwise(…)`, that
+        returns residuals whose half squared norm is the loss of the batch.
       microbatch_size: examples at a time, ≥ 1, for batches that do not fit into memory: losses, gradients and products
         are means over microbatches, as are the floating leaves of model state and aux; other leaves are the last one's.
       donate: whether the old state's memory is reused, after which it cannot be read any more.
@@ -93,6 +100,10 @@ def make_step(
     """
     if microbatch_size is not None:
         checks.integer("microbatch_size", microbatch_size, low=1)
+        if residual_fn is not None:
+            raise ValueError(
+                f"residual_fn takes the whole batch: microbatch_size must be None beside it, got {microbatch_size}"
+            )
     tx = optax.with_extra_args_support(tx)
     traces = itertools.count(1)
 
@@ -129,10 +140,12 @@ def make_step(
         key, next_key = jax.random.split(state.key)
         loss_and_aux = objective(state, batch, key)
         (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
-        known = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
+        known: dict[str, Any] = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
         if curvature_batch is not None:
             curved = objective(state, curvature_batch, key)
             known["curvature_fn"] = lambda params: curved(params)[0]
+        if residual_fn is not None:
+            known["residual_fn"] = residual_fn(state.model_state, batch, key)
         if refresh is not None:
             checks.kind("refresh", refresh, bool, "None, True or False")
             known["refresh"] = refresh
@@ -153,7 +166,8 @@ def make_step(
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, batch)))
         if unchecked and not traced:
             loss_and_aux = objective(state, batch, state.key)
-            check_value_fn(lambda params: loss_and_aux(params)[0], state.params)
+            residuals = None if residual_fn is None else residual_fn(state.model_state, batch, state.key)
+            check_value_fn(lambda params: loss_and_aux(params)[0], state.params, residual_fn=residuals)
             unchecked.clear()
         return compiled(state, batch, *args, **kwargs)
 

@@ -46,10 +46,15 @@ def linear(J, r, by_points):
 
 def ask(solver, residual_fn, x, g, dampings, previous=None):
     """The answers at x for each λ, stacked."""
-    layout, dampings = Space(x), jnp.asarray(dampings, x.dtype)
-    problem = Problem(layout, jnp.asarray(g), lambda part: None, previous, residuals=residual_fn)
-    model, _ = solver.model(problem, dampings, solver.init(layout))
-    return jax.lax.map(model.answer, dampings)
+
+    @jax.jit  # one program in place of one for each operation
+    def answers(x, g, dampings):
+        layout = Space(x)
+        problem = Problem(layout, g, lambda part: None, previous, residuals=residual_fn)
+        model, _ = solver.model(problem, dampings, solver.init(layout))
+        return jax.lax.map(model.answer, dampings)
+
+    return answers(x, jnp.asarray(g), jnp.asarray(dampings, x.dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("solver", "by_points"))
@@ -226,8 +231,8 @@ def test_other_solvers_take_the_hessian_of_the_residuals_loss():
     fn, x = lambda x: jnp.array([x[0] ** 2 - 1, 3 * x[1]]), jnp.array([2.0, 1.0])
     loss = residuals.half_square(fn)
     tx, g = sf.saddle_free_newton(damping=0.1, solver=sf.exact()), jax.grad(loss)(x)
-    updates, _ = tx.update(g, tx.init(x), x, residual_fn=fn)
-    expected, _ = tx.update(g, tx.init(x), x, value_fn=loss)
+    updates, _ = jax.jit(lambda x: tx.update(g, tx.init(x), x, residual_fn=fn))(x)
+    expected, _ = jax.jit(lambda x: tx.update(g, tx.init(x), x, value_fn=loss))(x)
     np.testing.assert_allclose(updates, expected)
 
 
@@ -260,9 +265,11 @@ def test_iterative_way_that_the_message_names():
     J, r = (jnp.asarray(a, jnp.float32) for a in (matrix(rng, 4, 6, 3.0), rng.normal(size=4)))
     fn, x = linear(J, r, False), jnp.zeros(6)
     g = r @ J
-    step = lambda solver, **extra: sf.scale_by_saddle_free(solver, 0.1).update(  # noqa: E731
-        g, sf.scale_by_saddle_free(solver, 0.1).init(x), x, residual_fn=fn, **extra
-    )[0]
+
+    def step(solver, **extra):
+        tx = sf.scale_by_saddle_free(solver, 0.1)
+        return jax.jit(lambda x: tx.update(g, tx.init(x), x, residual_fn=fn, **extra)[0])(x)
+
     matvec = sf.gauss_newton(fn, lambda r: jnp.sum(r**2) / 2, x)
     np.testing.assert_allclose(step(sf.lanczos(4), matvec=matvec), step(sf.row_space()), rtol=1e-4, atol=1e-5)
 

@@ -138,6 +138,30 @@ def test_integer_parameters_can_be_frozen():
     assert state.params["n"] == 3
 
 
+def test_residuals_reach_a_solver_that_needs_them():
+    """A linear model: one Gauss-Newton step from the residuals of the batch, point by point or as a whole."""
+    x, y = data()
+
+    def squares(params, model_state, batch, key):
+        return jnp.sum((batch[0] @ params - batch[1]) ** 2) / 2, (model_state, None)
+
+    def whole(model_state, batch, key):
+        return lambda params: batch[0] @ params - batch[1]
+
+    def by_points(model_state, batch, key):
+        return sf.pointwise((lambda params, z: z[0] @ params - z[1], batch))
+
+    tx = sf.saddle_free_newton(damping=0.0, solver=sf.row_space())
+    for residual_fn in (whole, by_points):
+        step = sf.training.make_step(squares, tx, residual_fn=residual_fn)
+        state, _ = step(sf.training.init(jnp.zeros(3), tx), (x, y))
+        np.testing.assert_allclose(state.params, [1.0, -2.0, 0.5], atol=1e-3)
+    with pytest.raises(ValueError, match=r"residual_fn must be given to update\(\) beside row_space, or to make_step"):
+        sf.training.make_step(squares, tx)(sf.training.init(jnp.zeros(3), tx), (x, y))
+    with pytest.raises(ValueError, match="residual_fn takes the whole batch: microbatch_size must be None"):
+        sf.training.make_step(squares, tx, residual_fn=whole, microbatch_size=4)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="microbatch_size must be a whole number ≥ 1, got 0"):
         sf.training.make_step(loss_fn, optax.sgd(0.1), microbatch_size=0)

@@ -80,7 +80,7 @@ def driven(
         program = descent.program(fn, run.stages, squares)
         for index in range(len(run.stages)):
             run.advance(program.enter(index, state.run), 1)
-        jax.block_until_ready(program.escape(state.run))
+        jax.block_until_ready(program.escape(state.run, program.examine(state.run)))
 
     return Method(init, step, traceable=False, advance=advance, prepare=prepare)
 

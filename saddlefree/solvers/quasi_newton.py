@@ -72,6 +72,7 @@ class Pair(NamedTuple):
     b: jax.Array  # sᵀM⁻¹s/(yᵀs) where s = −αMg, otherwise 0: not known
     usable: jax.Array
     moved: jax.Array  # whether s or y is not 0
+    finite: jax.Array  # whether x and g are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,40 +277,40 @@ def _updates(size: int) -> int:
 def _pair(last: Last, x: Vector, g: Vector, rounding: float) -> Pair:
     """s and y, and whether they can be used. Written with unit vectors, so that no square under- or overflows."""
     s, y, d = space.sub(x, last.x), space.sub(g, last.gradient), last.direction
-    lengths = space.norm(s), space.norm(y)
-    s_unit, d_unit = space.normalise(s), space.normalise(d)
-    cosine, eps = space.dot(s_unit, space.normalise(y)), jnp.finfo(lengths[0].dtype).eps
+    lengths, cosines = space.lengths_and_cosines(s, y, d, g, last.gradient, x, last.x)
+    s_length, y_length, d_length, g_length, last_g_length, x_length, last_x_length = lengths
+    cosine, eps = cosines[0, 1], jnp.finfo(lengths.dtype).eps
     # y is the difference of two rounded gradients.
-    visible = 2 * eps * jnp.maximum(space.norm(g), space.norm(last.gradient))
-    usable = last.seen & (cosine > eps) & (cosine * lengths[1] > visible) & (lengths[0] > 0)
-    usable &= jnp.isfinite(lengths[0]) & jnp.isfinite(lengths[1])
+    visible = 2 * eps * jnp.maximum(g_length, last_g_length)
+    usable = last.seen & (cosine > eps) & (cosine * y_length > visible) & (s_length > 0)
+    usable &= jnp.isfinite(s_length) & jnp.isfinite(y_length)
     # Where s = −αMg, M⁻¹s = −αg.
-    aligned = -space.dot(s_unit, d_unit)
-    off = space.norm(space.axpy(aligned, d_unit, s_unit))
-    exact = (off * lengths[0] <= 8 * rounding * (space.norm(x) + space.norm(last.x))) & (off < 0.1) & (aligned > 0)
-    alpha = aligned * lengths[0] * space.reciprocal(space.norm(d))
-    safe = jnp.where(usable, cosine * lengths[1], 1)
-    b = -alpha * space.dot(s_unit, last.gradient) / safe
+    aligned = -cosines[0, 2]
+    apart = space.axpy(aligned * space.reciprocal(d_length), d, space.scale(space.reciprocal(s_length), s))
+    off = jnp.sqrt(space.dot(apart, apart))
+    exact = (off * s_length <= 8 * rounding * (x_length + last_x_length)) & (off < 0.1) & (aligned > 0)
+    alpha = aligned * s_length * space.reciprocal(d_length)
+    safe = jnp.where(usable, cosine * y_length, 1)
+    b = -alpha * cosines[0, 4] * last_g_length / safe
     # The first direction has length 1, whatever the units of the loss are.
-    size = space.norm(g)
-    begin = jnp.where((size > 0) & jnp.isfinite(size), space.reciprocal(size), 1)
-    scale = jnp.where(
-        usable, lengths[0] * cosine * space.reciprocal(lengths[1]), jnp.where(last.seen, last.scale, begin)
-    )
-    root = jnp.where(usable, jnp.sqrt(safe) * jnp.sqrt(lengths[0]), 1)
-    moved = (space.peak(s) > 0) | (space.peak(y) > 0)
-    return Pair(s, y, root, scale, jnp.where(usable & exact & jnp.isfinite(b), b, 0), usable, moved)
+    begin = jnp.where((g_length > 0) & jnp.isfinite(g_length), space.reciprocal(g_length), 1)
+    scale = jnp.where(usable, s_length * cosine * space.reciprocal(y_length), jnp.where(last.seen, last.scale, begin))
+    root = jnp.where(usable, jnp.sqrt(safe) * jnp.sqrt(s_length), 1)
+    moved = (s_length > 0) | (y_length > 0)
+    finite = jnp.isfinite(x_length) & jnp.isfinite(g_length)
+    b = jnp.where(usable & exact & jnp.isfinite(b), b, 0)
+    return Pair(s, y, root, scale, b, usable, moved, finite)
 
 
 def _finished(
     last: Last, pair: Pair, x: Vector, g: Vector, d: Vector, learns: jax.Array, failed: jax.Array
 ) -> tuple[Vector, Last, jax.Array]:
     """The direction, the state of this point, and whether M begins anew."""
-    finite, zero = space.all_finite((x, g)), space.peak(g) == 0
-    descends = space.dot(space.normalise(d), space.normalise(g)) > jnp.finfo(last.scale.dtype).eps
+    (d_length, g_length), cosines = space.lengths_and_cosines(d, g)
+    descends, zero = cosines[0, 1] > jnp.finfo(last.scale.dtype).eps, g_length == 0
     # The same point again: the last direction was of no use.
     stuck = last.seen & ~pair.moved & (last.pairs > 0) & ~zero
-    reset = finite & (failed | stuck | ~(space.all_finite(d) & (descends | zero)))
+    reset = pair.finite & (failed | stuck | ~(jnp.isfinite(d_length) & (descends | zero)))
     d = space.where(reset, space.scale(pair.scale, g), d)
     skipped = last.seen & pair.moved & ~learns
     new = Last(
@@ -322,7 +323,7 @@ def _finished(
         last.resets + reset.astype(jnp.int32),
         last.skipped + skipped.astype(jnp.int32),
     )
-    return d, space.where(finite, new, last), reset
+    return d, space.where(pair.finite, new, last), reset
 
 
 def _self_scaled_broyden(b: jax.Array, h: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

@@ -98,8 +98,8 @@ class row_space(Solver):
         fn, layout = problem.residuals, problem.space
         if fn is None:
             raise ValueError(
-                "residual_fn must be given to update() beside row_space: a function of the parameters that returns the "
-                "residuals, an array or a pytree, whose half squared norm is the loss"
+                "residual_fn must be given to update() beside row_space, or to make_step(): a function of the "
+                "parameters that returns the residuals, an array or a pytree, whose half squared norm is the loss"
             )
         rows = count(fn, layout.like)
         self._check_memory(rows, layout, isinstance(fn, pointwise))
