@@ -136,8 +136,6 @@ def test_a_record_of_an_earlier_algorithm_is_named_and_measured_anew(kept):
     records.write(folder, "saddle/adam", {**records.read(folder, "saddle/adam"), "version": "0.1.0"})
     assert not results.holds(folder, "saddle/adam", PLAN)
     assert results.blocks(folder)["results"]().count("adam (version 0.1.0)") == 2
-    rows = results.rows(ROOT / "results", "uci-energy")
-    assert [row["name"] for row in rows if row.get("version")] == ["low-rank"]
 
 
 def test_a_study_brings_its_tables_and_figures(tmp_path, monkeypatch):
