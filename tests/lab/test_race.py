@@ -81,6 +81,6 @@ def test_reproduce_runs_a_shard_once_and_renders_it(tmp_path, monkeypatch):
     assert "| problem | minimise | lbfgs-20 | lbfgs-200 | minimise / best peer | least-squares / best peer |" in text
     assert "| heat | 4.0 | **2.0** | 8.0 | 2.0 | – |" in text
     assert (tmp_path / "docs" / race.FIGURES / "heat.png").read_bytes()[:4] == b"\x89PNG"
-    assert race.block(tmp_path / "none") .startswith("No run is recorded yet")
+    assert race.block(tmp_path / "none").startswith("No run is recorded yet")
     with pytest.raises(UserError, match=r"'race:heat-adm\*' is not known"):
         reproduce.reproduce(*folders, budget=1, only=["race:heat-adm*"])
