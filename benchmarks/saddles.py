@@ -120,9 +120,7 @@ def _hessian(fn: Function) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(jax.hessian(fn))
 
 
-def ended_on_saddles(
-    method: Callable[[Function, jax.Array], tuple[jax.Array, bool]], name: str, seeds: Iterable
-) -> int:
+def ended_on_saddles(method: Method, name: str, seeds: Iterable[int]) -> int:
     """The runs that end as converged on a saddle or a maximum."""
     fn, size = FUNCTIONS[name]
     found = 0

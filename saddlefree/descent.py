@@ -98,7 +98,7 @@ class MinimiseState(NamedTuple):
     norm: jax.Array  # ‖gradient‖
     optimisers: tuple[Any, ...]  # the state of each stage's optimiser
     stage: jax.Array  # the index of the present one
-    entered: tuple[jax.Array, jax.Array]  # loss where it began, and the steps since
+    entered: jax.Array  # loss where it began
     window: tuple[jax.Array, jax.Array]  # loss where the window began, and the steps since
     stuck: jax.Array  # stages in a row that ended without progress worth mentioning
     best_params: Tree
@@ -171,7 +171,7 @@ class Program:
             norm=norm,
             optimisers=tuple(tx.init(params) for tx in self.txs),
             stage=zero,
-            entered=(best, zero),
+            entered=best,
             window=(best, zero),
             stuck=zero,
             best_params=params,
@@ -221,16 +221,15 @@ class Program:
 
     def _enter(self, index: int, state: MinimiseState) -> MinimiseState:
         """The state at the beginning of a stage."""
-        begin, _ = state.entered
         optimisers = list(state.optimisers)
         optimisers[index] = self.txs[index].init(state.params)
         zero = jnp.zeros((), jnp.int32)
-        idle = state.idle >= PATIENCE
+        again = jnp.where(state.value > 0.9 * state.entered, state.stuck + 1, 1)
         return state._replace(
             optimisers=tuple(optimisers),
             stage=jnp.full((), index, jnp.int32),
-            stuck=jnp.where(idle, jnp.where(state.value > 0.9 * begin, state.stuck + 1, 1), 0).astype(jnp.int32),
-            entered=(state.value, zero),
+            stuck=jnp.where(state.idle >= PATIENCE, again, 0).astype(jnp.int32),
+            entered=state.value,
             window=(state.value, zero),
             idle=zero,
             code=zero,
@@ -302,7 +301,6 @@ class Program:
             idle=jnp.where(progress, 0, state.idle + 1).astype(jnp.int32),
             steps=state.steps + 1,
             taken=state.taken.at[state.stage].add(1),
-            entered=(state.entered[0], state.entered[1] + 1),
             window=(state.window[0], state.window[1] + 1),
         )
 

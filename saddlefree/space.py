@@ -165,11 +165,17 @@ def peak(x: Vector) -> jax.Array:
 def norm(x: Vector) -> jax.Array:
     """‖x‖₂, by the squares of x/‖x‖∞: right for entries of 1e-30 and 1e30 in float32 too."""
     largest = peak(x)
+    usable, unit, factor = _scaling(largest)
+    scaled = scale(factor, x)
+    return jnp.where(usable, largest / unit * jnp.sqrt(dot(scaled, scaled)), largest)
+
+
+def _scaling(largest: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Whether a vector with this ‖x‖∞ can be scaled, the ‖·‖∞ that it then has, and the factor."""
     usable = jnp.isfinite(largest) & (largest > 0)
     # The reciprocal of the largest numbers is subnormal, and flushed to 0.
     unit = jnp.where(largest > 1, 16, 1).astype(largest.dtype)
-    scaled = scale(unit / jnp.where(usable, largest, 1), x)
-    return jnp.where(usable, largest / unit * jnp.sqrt(dot(scaled, scaled)), largest)
+    return usable, unit, unit / jnp.where(usable, largest, 1)
 
 
 def lengths_and_cosines(*vectors: Vector) -> tuple[jax.Array, jax.Array]:
@@ -185,9 +191,7 @@ def lengths_and_cosines(*vectors: Vector) -> tuple[jax.Array, jax.Array]:
     dtype = scalar_dtype(stacked)
     peaks = [jnp.max(jnp.abs(a), tuple(range(1, a.ndim)), initial=0) for a in jax.tree.leaves(stacked)]
     largest = functools.reduce(jnp.maximum, (found.astype(dtype) for found in peaks))
-    usable = jnp.isfinite(largest) & (largest > 0)
-    unit = jnp.where(largest > 1, 16, 1).astype(dtype)
-    factor = unit / jnp.where(usable, largest, 1)
+    usable, unit, factor = _scaling(largest)
     scaled = jax.tree.map(lambda a: factor.astype(a.dtype).reshape(-1, *[1] * (a.ndim - 1)) * a, stacked)
     gram = project(scaled, scaled)
     roots = jnp.sqrt(jnp.diagonal(gram))

@@ -14,7 +14,7 @@ import optax
 
 from saddlefree import descent, residuals, space, stages
 from saddlefree.descent import MinimiseState, Stage
-from saddlefree.lab.methods import Circumstances, Method, Values, whole_batch
+from saddlefree.lab.methods import Circumstances, Method, Values, optax_lbfgs, whole_batch
 from saddlefree.lab.task import Batch, Tree
 from saddlefree.minimisation import Descent
 from saddlefree.space import Space
@@ -128,9 +128,9 @@ def natural_gradient(name: str, v: Values, around: Circumstances, momentum: floa
         kept = momentum * state.direction
         aim = r + J @ kept
         if J.shape[0] <= J.shape[1]:
-            new = kept - J.T @ _solve(J @ J.T, aim, v["damping"])
+            new = kept - J.T @ _solve(residuals.gram(J), aim, v["damping"])
         else:
-            new = kept - _solve(J.T @ J, J.T @ aim, v["damping"])
+            new = kept - _solve(residuals.gram(J.T), J.T @ aim, v["damping"])
         _, restore = space.ravel(layout.zeros())
 
         def moved(length: jax.Array) -> Tree:
@@ -165,8 +165,7 @@ def adam_lbfgs(v: Values, around: Circumstances) -> Method:
     """Adam for `adam_steps` steps, then L-BFGS of Optax, as is usual for physics-informed networks."""
     whole_batch("adam-lbfgs", around)
     adam = optax.adam(v["learning_rate"])
-    search = optax.scale_by_zoom_linesearch(max_linesearch_steps=25, initial_guess_strategy="one")
-    lbfgs = optax.lbfgs(memory_size=v["memory"], linesearch=search)
+    lbfgs = optax_lbfgs(v["memory"], evaluations=25)
 
     def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> TwoPhases:
         zero = jnp.zeros((), jnp.int32)

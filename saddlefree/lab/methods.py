@@ -85,10 +85,15 @@ def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
     return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=unrolled(solver, around))
 
 
+def optax_lbfgs(memory: int, evaluations: int) -> optax.GradientTransformationExtraArgs:
+    """L-BFGS with `memory` pairs, and a line search of at most so many evaluations that begins with a step of 1."""
+    search = optax.scale_by_zoom_linesearch(max_linesearch_steps=evaluations, initial_guess_strategy="one")
+    return optax.lbfgs(memory_size=memory, linesearch=search)
+
+
 def lbfgs(v: Values, around: Circumstances) -> Method:
     """Several iterations a step, on the same batch; a full batch's value and gradient are those of the line search."""
-    search = optax.scale_by_zoom_linesearch(max_linesearch_steps=v["evaluations"], initial_guess_strategy="one")
-    tx = optax.lbfgs(memory_size=v["memory"], linesearch=search)
+    tx = optax_lbfgs(v["memory"], v["evaluations"])
 
     def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> sf.training.TrainState:
         return sf.training.init(params, tx, model_state=model_state, seed=seed)

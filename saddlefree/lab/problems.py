@@ -95,6 +95,12 @@ def _count(default: int, about: str, high: int = 1_000_000) -> Setting:
     return Setting(default, low=1, high=high, whole=True, about=about)
 
 
+def _in_time(points: int, start: int, side: int, where: str) -> dict[str, Setting]:
+    """The numbers of points of an equation in space and time."""
+    counts = {"points": (points, "inside"), "start_points": (start, "at t = 0"), "side_points": (side, where)}
+    return {name: _count(*count) for name, count in counts.items()}
+
+
 def _layers(width: int, depth: int) -> dict[str, Setting]:
     return {"width": _count(width, "of each hidden layer", 10_000), "depth": _count(depth, "hidden layers", 100)}
 
@@ -341,9 +347,7 @@ _physics(
     (50, 3),
     {
         "beta": Setting(20.0, low=0.1, high=200, about="β"),
-        "points": _count(1000, "inside"),
-        "start_points": _count(128, "at t = 0"),
-        "side_points": _count(100, "pairs on the two sides"),
+        **_in_time(1000, 128, 100, "pairs on the two sides"),
     },
     about="u_t + β u_x = 0 on [0, 2π] × [0, 1], u(x, 0) = sin x, periodic in x",
     published={
@@ -364,9 +368,7 @@ _physics(
     (32, 4),
     {
         "viscosity": Setting(0.01 / math.pi, low=1e-3, high=1, about="ν"),
-        "points": _count(2000, "inside"),
-        "start_points": _count(100, "at t = 0"),
-        "side_points": _count(50, "on each of the two sides"),
+        **_in_time(2000, 100, 50, "on each of the two sides"),
     },
     about="u_t + u u_x = ν u_xx on [−1, 1] × [0, 1], u(x, 0) = −sin πx, u(±1, t) = 0",
     published={"Raissi, Perdikaris & Karniadakis 2019": {"points": 10_000, "width": 20, "depth": 8}},
@@ -384,11 +386,7 @@ _physics(
     "heat",
     "Heat equation",
     (64, 1),
-    {
-        "points": _count(900, "inside"),
-        "start_points": _count(40, "at t = 0"),
-        "side_points": _count(40, "on each of the two sides"),
-    },
+    _in_time(900, 40, 40, "on each of the two sides"),
     about="u_t = ¼ u_xx on [0, 1]², u(x, 0) = sin πx, u(0, t) = u(1, t) = 0",
     source="Müller & Zeinhofer 2023; Dangel, Müller & Zeinhofer 2024",
 )
@@ -416,11 +414,7 @@ _physics(
     "wave",
     "Wave equation",
     (20, 6),
-    {
-        "points": _count(1000, "inside"),
-        "start_points": _count(100, "at t = 0"),
-        "side_points": _count(50, "on each of the two sides"),
-    },
+    _in_time(1000, 100, 50, "on each of the two sides"),
     about="u_tt = 4 u_xx on [0, 1]², u(x, 0) = sin πx + ½ sin 4πx, u_t(x, 0) = 0, u(0, t) = u(1, t) = 0",
     source="Wang, Yu & Perdikaris 2022",
 )
@@ -428,11 +422,7 @@ _physics(
     "allen-cahn",
     "Allen-Cahn equation",
     (32, 4),
-    {
-        "points": _count(2000, "inside"),
-        "start_points": _count(200, "at t = 0"),
-        "side_points": _count(50, "pairs on the two sides"),
-    },
+    _in_time(2000, 200, 50, "pairs on the two sides"),
     about="u_t = 1e-4 u_xx + 5u − 5u³ on [−1, 1] × [0, 1], u(x, 0) = x² cos πx, u and u_x periodic in x",
     source="Raissi, Perdikaris & Karniadakis 2019",
 )
