@@ -20,7 +20,6 @@ from saddlefree.residuals import half_square
 from saddlefree.rules.base import Rule
 from saddlefree.rules.line_search import NOISE, LineSearchState
 from saddlefree.solvers.base import Solver
-from saddlefree.solvers.quasi_newton import DenseState, LimitedState
 from saddlefree.space import Space, Tree, Vector
 
 CHUNK = 256
@@ -63,7 +62,7 @@ class Reason(enum.IntEnum):
 _REASONS = {
     Reason.NONE: "it has not ended",
     Reason.SLOW: "the loss fell too slowly",
-    Reason.STUCK: "no step made progress, and rounding does not explain it",
+    Reason.STUCK: "no step made progress",
 }
 
 
@@ -199,7 +198,7 @@ class Program:
             full = count >= stage.window
             fallen = jnp.log(first) - jnp.log(jnp.maximum(state.value, jnp.finfo(first.dtype).tiny))
             slow = full & (fallen < stage.pace * stage.window) & (first > 0)
-            stuck = idle & ~self._rounded(index, state) & (state.stuck < len(self.stages) - 1)
+            stuck = idle & (state.stuck < len(self.stages) - 1)
             code = jnp.where((code == IDLE) & stuck, SWITCH, jnp.where((code == RUNNING) & slow, SWITCH, code))
             reason = jnp.where(code == SWITCH, jnp.where(idle, Reason.STUCK, Reason.SLOW), before).astype(jnp.int32)
             state = state._replace(
@@ -208,16 +207,6 @@ class Program:
             )
         finite = jnp.isfinite(state.value) & jnp.isfinite(state.norm)
         return state._replace(code=jnp.where(finite, code, NONFINITE).astype(jnp.int32))
-
-    def _rounded(self, index: int, state: MinimiseState) -> jax.Array:
-        """Whether the step that the model wants would change the loss by no more than rounding."""
-        memory = state.optimisers[index].solver
-        if not isinstance(memory, DenseState | LimitedState):
-            return jnp.array(False)
-        layout = Space(state.params)
-        g, _ = space.ravel(layout.pack(state.gradient))
-        d, _ = space.ravel(memory.last.direction)
-        return jnp.abs(space.dot(g, d)) <= 100 * jnp.finfo(g.dtype).eps * jnp.abs(state.value)
 
     def _enter(self, index: int, state: MinimiseState) -> MinimiseState:
         """The state at the beginning of a stage."""

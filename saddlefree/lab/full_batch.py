@@ -28,6 +28,7 @@ class RunState(NamedTuple):
 
     run: MinimiseState
     model_state: Tree
+    ended: Any  # whether it has: with the status that `minimise` would return
 
     @property
     def params(self) -> Tree:
@@ -61,15 +62,14 @@ def driven(
         return made[0]
 
     def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> RunState:
-        return RunState(descent_of(params).start(params, seed), model_state)
+        return RunState(descent_of(params).start(params, seed), model_state, np.array(False))
 
     def advance(state: RunState, batch: Batch, count: int) -> tuple[RunState, dict[str, np.ndarray]]:
         before = np.asarray(state.run.value)
-        run, rows, _ = descent_of(state.params).advance(state.run, count)
-        losses = np.concatenate([[before], rows["value"]])
-        # A run that has ended stays where it is.
-        losses = np.concatenate([losses, np.full(count, losses[-1])])[:count]
-        return RunState(run, state.model_state), {"loss": losses}
+        run, rows, status = descent_of(state.params).advance(state.run, count)
+        # A row has the loss before its step; a run that ends has fewer rows, but one at least.
+        losses = np.concatenate([[before], rows["value"]])[: max(1, len(rows["value"]))]
+        return RunState(run, state.model_state, np.array(status is not None)), {"loss": losses}
 
     def step(state: RunState, batch: Batch) -> tuple[RunState, dict[str, Any]]:
         state, figures = advance(state, batch, 1)
@@ -82,7 +82,7 @@ def driven(
             run.advance(program.enter(index, state.run), 1)
         jax.block_until_ready(program.escape(state.run, program.examine(state.run)))
 
-    return Method(init, step, traceable=False, advance=advance, prepare=prepare)
+    return Method(init, step, traceable=False, advance=advance, prepare=prepare, ended=lambda state: bool(state.ended))
 
 
 def single(name: str, around: Circumstances, solver: Any, rule: Any = None, *, squares: bool = False) -> Method:

@@ -20,8 +20,9 @@ class Method(NamedTuple):
     init: Callable[[Tree, Tree, Any, Batch], Any]  # (parameters, model state, seed, batch) to the state
     step: Callable[[Any, Batch], tuple[Any, dict[str, jax.Array]]]  # to the state and figures, `loss` among them
     traceable: bool = True  # whether steps can be compiled into a loop and mapped over seeds
-    advance: Callable[[Any, Batch, int], tuple[Any, dict[str, Any]]] | None = None  # several steps, driven by the host
+    advance: Callable[[Any, Batch, int], tuple[Any, dict[str, Any]]] | None = None  # at most so many steps, by the host
     prepare: Callable[[Any], None] | None = None  # compiles what a run may need later on; it leaves the state alone
+    ended: Callable[[Any], bool] = lambda state: False  # whether further steps would change nothing
 
 
 class Circumstances(NamedTuple):

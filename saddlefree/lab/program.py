@@ -124,6 +124,10 @@ class Program:
         )
         return state, {name: np.moveaxis(np.asarray(values), -1, 0)[:count] for name, values in figures.items()}
 
+    def ended(self, state: Any) -> bool:
+        """Whether further steps would change nothing."""
+        return self._method.ended(state)
+
     def evaluate(self, state: Any) -> dict[str, np.ndarray]:
         """Losses and accuracy, for each seed where there are several."""
         return {name: np.asarray(values) for name, values in self._evaluate(state).items()}

@@ -157,19 +157,23 @@ def run(
         tell(events.Compiled(program.compile_seconds))
         clock, saved = _Clock(plan, at), time.monotonic()
         evaluated: dict[str, np.ndarray] = {}
-        while not clock.ended(at):
+        over = clock.ended(at) or program.ended(state)
+        while not over:
             count = min(clock.count(at), program.room(at.step))
             (state, figures), elapsed = _measure(program.advance, state, at.step, count)
+            count = len(figures["loss"])  # fewer where the run has ended
             at.step, at.training = at.step + count, at.training + elapsed
             clock.learn(elapsed / count)
-            evaluated, spent = _measure(program.evaluate, state) if clock.evaluates(at) else ({}, 0.0)
+            stopped = program.ended(state)
+            evaluated, spent = _measure(program.evaluate, state) if clock.evaluates(at) or stopped else ({}, 0.0)
             at.evaluation += spent
             lines = _lines(plan, at, elapsed, figures, evaluated, every_step)
+            over = stopped or clock.ended(at)
             shown = lines[-1] if lines else {"train": float(figures["loss"][-1].reshape(-1)[0])}
             tell(events.Progress(at.step, plan.steps, {**shown, "steps_per_second": count / elapsed}, lines))
             if evaluated:
                 tell(events.Evaluated(at.step, [line for line in lines if line["step"] == at.step], state))
-            if caught or (keep_checkpoint if clock.ended(at) else time.monotonic() - saved > checkpoint_every):
+            if caught or (keep_checkpoint if over else time.monotonic() - saved > checkpoint_every):
                 tell(events.Saving(at.step))
                 checkpoint.save(folder, at.step, state, dataclasses.asdict(at))
                 saved = time.monotonic()

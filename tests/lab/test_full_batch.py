@@ -68,11 +68,14 @@ def test_a_run_that_has_ended_stays_where_it_is(x64):
     task = curve(20)
     method = build("least-squares", task)
     state = method.init(*task.init(None), 0, ())
-    state, figures = method.advance(state, (), 200)
-    assert figures["loss"].shape == (200,)
+    assert not method.ended(state)
+    state, figures = method.advance(state, (), 1000)
+    assert method.ended(state)
+    assert 1 < figures["loss"].size < 1000
     np.testing.assert_allclose(state.params, [3.0, 1.5, 0.5], rtol=1e-6)
     state, figures = method.advance(state, (), 5)
-    assert figures["loss"].shape == (5,)
+    assert method.ended(state)
+    assert figures["loss"].size == 1
 
 
 @pytest.mark.parametrize("points", [2, 20], ids=["rows", "columns"])

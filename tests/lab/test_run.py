@@ -51,6 +51,15 @@ def without_times(lines):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
+def test_a_run_ends_where_its_optimiser_has_converged(tmp_path):
+    summary = go(plan("minimise", steps=5000), tmp_path, every_step=True)
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, summary["steps"] + 1))
+    assert summary["steps"] < 5000
+    assert lines[-1]["val"] == pytest.approx(-0.25)
+    assert go(plan("minimise", steps=5000), tmp_path) == summary
+
+
 def test_a_run_leaves_its_files(tmp_path):
     summary = go(plan(), tmp_path, every_step=True)
     lines = lines_of(tmp_path)
