@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.record import write
-from saddlefree.lab import plan, problems, profiles, run
+from benchmarks.record import RESULTS, write
+from saddlefree.lab import plan, problems, profiles, race, run
 from saddlefree.lab.program import Program, clock, precision
 
 SECONDS = 10.0
@@ -83,6 +83,7 @@ def main() -> None:
     count = {m: sum(row[m]["seconds"] is not None for row in rows.values()) for m in METHODS}
     print(count)
     write("cutest", {"seconds": SECONDS, "tolerance": TOLERANCE, "problems": rows, "solved": count})
+    race.draw_cutest(RESULTS, RESULTS.parent / "docs")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from saddlefree.lab import figures, problems, records, statistics, tables
+from saddlefree.lab import figures, problems, profiles, records, statistics, tables
 from saddlefree.lab.metrics import read_json, read_lines
 from saddlefree.lab.records import Record
 
@@ -21,6 +21,7 @@ SECONDS = 80
 MARKS = (5, 20, 80)
 SEEDS = 3
 FIGURES = pathlib.PurePosixPath("figures/race")
+CUTEST = "benchmarks/cutest"
 
 Settings = Mapping[str, Any]
 TRACKS: dict[str, tuple[str, Settings, Settings]] = {
@@ -215,3 +216,34 @@ def draw(folder: pathlib.Path, docs: pathlib.Path) -> None:
 def _lines(record: Record) -> list[dict[str, Any]]:
     columns = record["curve"]
     return [{name: columns[name][i] for name in columns} for i in range(len(columns["seconds"]))]
+
+
+def cutest_block(folder: pathlib.Path) -> str:
+    """Seconds to solve each problem of `benchmarks.cutest`, and the shares that are solved."""
+    if not (folder / f"{CUTEST}.json").exists():
+        return "No run is recorded yet: `python -m benchmarks.cutest`."
+    solved = records.read(folder, CUTEST)["summary"]["problems"]
+    methods = list(next(iter(solved.values())))
+    seconds = [[name, *(_seconds(row[method]["seconds"]) for method in methods)] for name, row in solved.items()]
+    shares = tables.markdown(tables.performance(_cutest_profile(solved)))
+    picture = f"![Share of problems solved against time over the fastest's]({FIGURES}/cutest.png){{ width=420 }}\n"
+    return "\n".join([picture, shares, "Seconds to the solution:\n", tables.plain(["problem", *methods], seconds)])
+
+
+def draw_cutest(folder: pathlib.Path, docs: pathlib.Path) -> None:
+    """Draws the performance profile of `benchmarks.cutest`."""
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    profile = _cutest_profile(records.read(folder, CUTEST)["summary"]["problems"])
+    with matplotlib.rc_context(figures.STYLE):
+        figure = figures.performance(profile, figures.styles(profile))
+        figures.save_png(figure, docs / FIGURES / "cutest.png", "Problems of CUTEst")
+
+
+def _cutest_profile(solved: Mapping[str, Mapping[str, Record]]) -> profiles.Profile:
+    methods = next(iter(solved.values()))
+    times = {m: np.array([row[m]["seconds"] or np.inf for row in solved.values()]) for m in methods}
+    return profiles.performance(times)
+
+
+def _seconds(taken: float | None) -> str:
+    return "–" if taken is None else f"{taken:.2f}"

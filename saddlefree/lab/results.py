@@ -119,6 +119,7 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "physics": lambda: _physics(folder),
         "from-adam": lambda: _from_adam(folder),
         "race": lambda: race.block(folder),
+        "cutest": lambda: race.cutest_block(folder),
     }
 
 

@@ -1,6 +1,7 @@
 """The race: its cells, their records, and what is rendered of them."""
 
 import json
+import re
 
 import pytest
 
@@ -84,3 +85,15 @@ def test_reproduce_runs_a_shard_once_and_renders_it(tmp_path, monkeypatch):
     assert race.block(tmp_path / "none").startswith("No run is recorded yet")
     with pytest.raises(UserError, match=r"'race:heat-adm\*' is not known"):
         reproduce.reproduce(*folders, budget=1, only=["race:heat-adm*"])
+
+
+def test_problems_that_are_solved(tmp_path):
+    assert "No run is recorded yet" in race.cutest_block(tmp_path)
+    times = {"A": {"ours": 0.5, "theirs": 0.01}, "B": {"ours": 2.0, "theirs": None}}
+    rows = {name: {m: {"loss": 0.0, "seconds": t} for m, t in row.items()} for name, row in times.items()}
+    records.write(tmp_path, race.CUTEST, {"summary": {"problems": rows}})
+    text = race.cutest_block(tmp_path)
+    assert re.search(r"\| ours +\| 50 +\| 50 +\| 50 +\| 100", text)
+    assert re.search(r"\| B +\| 2\.00 +\| – ", text)
+    race.draw_cutest(tmp_path, tmp_path / "docs")
+    assert (tmp_path / "docs" / race.FIGURES / "cutest.png").stat().st_size > 1000
