@@ -197,7 +197,7 @@ class Program:
             (first, count), before = state.window, state.reasons[index]
             full = count >= stage.window
             fallen = jnp.log(first) - jnp.log(jnp.maximum(state.value, jnp.finfo(first.dtype).tiny))
-            slow = full & (fallen < stage.pace * stage.window) & (first > 0)
+            slow = full & (fallen < stage.pace * stage.window) & (first > 0) if stage.pace else jnp.array(False)
             stuck = idle & (state.stuck < len(self.stages) - 1)
             code = jnp.where((code == IDLE) & stuck, SWITCH, jnp.where((code == RUNNING) & slow, SWITCH, code))
             reason = jnp.where(code == SWITCH, jnp.where(idle, Reason.STUCK, Reason.SLOW), before).astype(jnp.int32)

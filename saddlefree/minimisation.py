@@ -117,6 +117,8 @@ class Descent:
 
     def start(self, params: Tree, seed: int | jax.Array = 0) -> MinimiseState:
         """The state before the first step. It holds copies."""
+        # Weak types would be lost in the first step, and the second compiled anew.
+        params = jax.tree.map(lambda x: jnp.array(x, x.dtype), params)
         dtype = space.scalar_dtype(params)
         tolerance = None if self.tolerance is None else jnp.asarray(self.tolerance, dtype)
         return jax.tree.map(jnp.array, self._program.start(params, jax.random.PRNGKey(seed), tolerance))

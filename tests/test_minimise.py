@@ -102,6 +102,11 @@ def test_the_same_problem_is_compiled_once():
     compiled = program.run._cache_size()
     sf.minimise(valley, 2 * start, max_steps=5, tolerance=1e-3)
     assert program.run._cache_size() == compiled > 0
+    run = Descent(valley, stages.choose(Space(start)))
+    state = run.start(jnp.full(3, 0.5))  # weakly typed
+    for _ in range(2):
+        state, _, _ = run.advance(state, 1)
+    assert program.run._cache_size() == compiled
 
 
 def test_statuses(x64):

@@ -16,7 +16,7 @@ def cutest(_: str | None, *, name: str) -> Task:
     found = getattr(sif2jax.cutest, name)()
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        return jax.tree.map(jnp.asarray, found.y0), None
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), found.y0), None
 
     def value(x: Tree) -> jax.Array:
         return found.objective(x, found.args)

@@ -33,14 +33,17 @@ TRACKS: dict[str, tuple[str, Settings, Settings]] = {
     "wave": ("pinn-wave", {}, {}),
     "convection": ("pinn-convection", {}, {}),
     "burgers": ("pinn-burgers", {}, {}),
-    "allen-cahn": ("pinn-allen-cahn", {}, {}),
+    "allen-cahn": ("pinn-allen-cahn", {"points": 8000}, {}),
     "kin8nm-tanh": ("kin8nm", {"activation": "tanh"}, {}),
-    "convection-40": ("pinn-convection", {"beta": 40.0}, {}),
+    "convection-40": ("pinn-convection", {"beta": 40.0, "points": 5000}, {}),
     "poisson-5d-deep": ("pinn-poisson-5d", {"layers": "64-64-48-48"}, {}),
     "energy-relu": ("uci-energy", {}, {}),
     "autoencoder": ("digits-autoencoder", {}, {"batch_size": 1150}),
 }
-"""A name to the problem, its variant, and what every method is told."""
+"""A name to the problem, its variant, and what every method is told.
+
+With fewer points than parameters two equations have solutions of loss 0 that are wrong between the points.
+"""
 OURS: dict[str, tuple[str, Settings]] = {
     "minimise": ("minimise", {}),
     "least-squares": ("least-squares", {}),
