@@ -3,8 +3,8 @@
     OPENBLAS_NUM_THREADS=1 taskset -c 0 python -m benchmarks.cutest
 
 A problem is solved where f ≤ L + 1e-6 (F − L), with F the loss at its start and L the lowest that any method found. The
-methods are the laboratory's, compiled before the clock starts; a run ends early once its loss has stood still for two
-seconds. Nothing is looked at more often than every few milliseconds, so shorter times count as that.
+methods are the laboratory's, compiled before the clock starts; a run ends early once its loss has stood still for a
+second. Nothing is looked at more often than every few milliseconds, so shorter times count as that.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from saddlefree.lab import plan, problems, profiles, race, run
 from saddlefree.lab.program import Program, clock, precision
 
 SECONDS = 10.0
-STILL = 2.0
+STILL = 1.0
 TOLERANCE = 1e-6
 SHORTEST = 0.01
 """Seconds; less is not told apart."""
