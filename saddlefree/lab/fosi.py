@@ -33,7 +33,7 @@ class Ritz(NamedTuple):
 class FosiState(NamedTuple):
     """What is carried from step to step."""
 
-    count: jax.Array
+    steps: jax.Array  # so far
     ritz: Ritz
     velocity: jax.Array  # v
     base: Any
@@ -64,8 +64,8 @@ def fosi(
         refresh: bool | None = None,
         **_: Any,
     ) -> tuple[Tree, FosiState]:
-        (g, unravel), (flat, _) = ravel_pytree(updates), ravel_pytree(params)
-        count = optax.safe_increment(state.count)
+        (g, unravel), flat = ravel_pytree(updates), ravel_pytree(params)[0]
+        count = optax.safe_increment(state.steps)
 
         def renewed(old: Ritz) -> Ritz:
             return _largest(value_fn, params, unravel, count, old, unroll)

@@ -55,7 +55,7 @@ class Averaged(NamedTuple):
 
     inner: Any
     mean: Tree  # of (parameters, model state), in float32 or wider
-    count: jax.Array
+    steps: jax.Array  # so far
 
     @property
     def params(self) -> Tree:
@@ -94,7 +94,7 @@ def averaged(method: Method, decay: float) -> Method:
 
     def step(state: Averaged, batch: Batch) -> tuple[Averaged, dict[str, jax.Array]]:
         inner, figures = method.step(state.inner, batch)
-        count = state.count + 1
+        count = state.steps + 1
         return Averaged(inner, absorb(state.mean, (inner.params, inner.model_state), count), count), figures
 
     prepare = method.prepare and (lambda state: method.prepare(state.inner))  # type: ignore[misc]

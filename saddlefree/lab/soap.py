@@ -30,7 +30,7 @@ class Axis(NamedTuple):
 class SoapState(NamedTuple):
     """Lists with an entry for each leaf; `axes` has an `Axis` or None for each axis of it."""
 
-    count: jax.Array  # steps so far
+    steps: jax.Array  # so far
     first: list[jax.Array]  # M
     second: list[jax.Array]  # V
     axes: list[tuple[Axis | None, ...]]
@@ -58,7 +58,7 @@ def _scale_by_soap(b1: float, b2: float, eps: float, refresh_every: int, max_siz
 
     def update(updates: Tree, state: SoapState, params: Tree = None) -> tuple[Tree, SoapState]:
         gradients, treedef = jax.tree.flatten(updates)
-        count = state.count  # 0 in the step that only makes the bases
+        count = state.steps  # 0 in the step that only makes the bases
         began = count > 0
         unbias1, unbias2 = (1 / (1 - beta ** jnp.maximum(count, 1)) for beta in (b1, b2))
         rows = []
