@@ -155,7 +155,8 @@ def compare(
       seeds: how many of each.
       epochs: the problem's own number unless given.
       budget: seconds of training for each seed of each optimiser in place of epochs, such as 60s or 5min.
-      set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated.
+      set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated. Of all of them,
+        batch_size or parameter_average.
       evaluations: in each run; the problem's own number unless given.
     """
     folder = folder_of(out, f"compare-{problem}")
@@ -166,8 +167,10 @@ def compare(
         raise UserError("--optimisers must be names with commas between, such as adam,lbfgs, got none")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--optimisers names {twice[0]} twice: leave out one of them")
-    changes: dict[str, dict[str, str]] = {name: {} for name in names}
-    for key, value in pairs(set).items():
+    given = pairs(set)
+    for_all = {key: given.pop(key) for key in registry.COMMON if key in given}
+    changes: dict[str, dict[str, str]] = {name: dict(for_all) for name in names}
+    for key, value in given.items():
         name, _, setting = key.partition(".")
         if name not in names or not setting:
             raise UserError(f"--set must be optimiser.name=value with one of {', '.join(names)}, got {key!r}")

@@ -1,4 +1,4 @@
-"""Where the paper's data comes from: found, downloaded, checked and read in its official formats.
+"""Where data comes from: found, downloaded, checked and read in its official formats.
 
 A set is looked for in the folder that the user names, in the system's copy and in the user's cache, in this order, and
 then downloaded into that cache. Nothing is ever unpickled: whoever can write a data file must not get to run code.
@@ -12,6 +12,7 @@ import http.client
 import os
 import pathlib
 import shutil
+import sysconfig
 import tarfile
 import tempfile
 import urllib.request
@@ -33,12 +34,15 @@ Examples = tuple[np.ndarray, np.ndarray]
 
 
 class Dataset(NamedTuple):
-    """Images are uint8 NHWC with int32 labels 0..9; tables are float64 features (n, d) and targets (n, 1)."""
+    """Images are uint8 NHWC with int32 labels 0..9; tables are float64 features (n, d) and targets (n, 1).
+
+    Texts are int32 characters (n, length), and at each place the character that follows.
+    """
 
     train: Examples
     test: Examples
     rows: dict[str, tuple[int, int]]  # "train" and "test": examples at hand, examples of the official set
-    source: str  # for the record: the folder, or scikit-learn
+    source: str  # for the record: the folder, scikit-learn or CPython
 
     @property
     def partial(self) -> str | None:
@@ -80,7 +84,7 @@ class Spec:
     train: int
     test: int
     shape: tuple[int, ...]
-    files: tuple[File, ...] = ()  # none: it comes with scikit-learn
+    files: tuple[File, ...] = ()  # none: it comes with scikit-learn or CPython
 
 
 def load(name: str, data_dir: str | None = None, download: bool = True) -> Dataset:
@@ -312,6 +316,37 @@ def _diabetes(folder: pathlib.Path, spec: Spec) -> tuple[Examples, Examples, str
     return *_split(bunch.data, bunch.target[:, None], spec), "scikit-learn"
 
 
+def _library(folder: pathlib.Path, spec: Spec) -> tuple[Examples, Examples, str]:
+    """Files of Python's standard library as text; the last two are for validation and for test."""
+    root = folder if folder.is_dir() else pathlib.Path(sysconfig.get_path("stdlib"))
+    texts, wrong = [], []
+    for line in _LIBRARY:
+        name, expected = line.split()
+        try:
+            texts.append((root / name).read_bytes().replace(b"\r\n", b"\n"))
+        except OSError as error:
+            wrong.append(f"{name} ({error.strerror})")
+            continue
+        if (found := hashlib.sha256(texts[-1]).hexdigest()) != expected:
+            wrong.append(f"{name} (its SHA-256 begins with {found[:8]}, not with {expected[:8]})")
+    if wrong:
+        raise UserError(
+            f"of the {len(_LIBRARY)} files of CPython's standard library in {root} these are others: "
+            f"{', '.join(wrong)}; those of CPython 3.11.2 to 3.13.0 are needed: put all of them into {folder}"
+        )
+
+    def windows(text: bytes) -> Examples:
+        characters, (length,) = np.frombuffer(text, np.uint8).astype(np.int32), spec.shape
+        count = (len(characters) - 1) // length
+        inputs, following = (characters[i : i + count * length].reshape(count, length) for i in (0, 1))
+        return inputs, following
+
+    *train, val, test = texts
+    train_x, train_y = windows(b"".join(train))
+    val_x, val_y = windows(val)
+    return (np.concatenate([train_x, val_x]), np.concatenate([train_y, val_y])), windows(test), f"CPython ({root})"
+
+
 def _split(
     inputs: np.ndarray, targets: np.ndarray, spec: Spec, order: np.ndarray | None = None
 ) -> tuple[Examples, Examples]:
@@ -352,12 +387,33 @@ _CIFAR = _files(
     "cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     members=(*(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)), "cifar-10-batches-bin/test_batch.bin"),
 )
+# Those files of CPython that are the same in 3.11.2, 3.11.7, 3.12.1 and 3.13.0, all of them ASCII.
+_LIBRARY = (
+    "optparse.py 07d224301cba312fa0697bff9cd5a4bb4f778a90629632091b3f4ae874d89af5",
+    "difflib.py 0c6afc23568d55b3e9ac914f9c5361e3033e778aa5b58d3cc82835fc5c638679",
+    "concurrent/futures/_base.py 8c6d5f09f7c535d40fa1c30ebfcb35e0601c2abf32286a82cf151af7ddf72473",
+    "tracemalloc.py c2cc84a05b824df79840c98729a0e94ef8909b11c528a1b2c5a00aa436b97b25",
+    "string.py 24aeae1f0526250f442022022bf98df9a823b1cb330543ee79e70e44907462e9",
+    "stringprep.py 60b6c83581093029312efb6670b11c540090b3f78bcf72264467b494f02f21a5",
+    "json/__init__.py d5d41e2c29049515d295d81a6d40b4890fbec8d8482cfb401630f8ef2f77e4d5",
+    "graphlib.py 7bd338c5a475d1101064603d3baa5507446d3c5e73f741f6d6e77c6204c1eb65",
+    "pyclbr.py e8ca09333701ba41244e20b8c2c37b7ed0499b88c4b2ca82cac51ef89ca9e647",
+    "unittest/suite.py ed2da92bc9f97c53403ee2d3d12cc53b16a96e85d596ebc887b5a93458f3f6bc",
+    "xml/dom/pulldom.py 614b88673d496a360e6b10efe8d733c7c0826fb214470ff12f24a1e597699870",
+    "xml/dom/xmlbuilder.py d4f33a8f018755626b64557953a91c6bba21ff613da46f7558a2874aa5d08ebf",
+    "xml/etree/ElementPath.py ae8a80a8b51567b4f0965481682705e70c73dd6bfa145283f630d6833f1b4975",
+    "xml/sax/handler.py 64c7aae49f1dd382a7b9012610307bfa1d43a14a5dc09a5c8da30903f6805c3d",
+    "xml/sax/saxutils.py 3fe2cdb6386e0c4d42d37c657bbecb78b69c57aedb1610dbd8bf4043944130ab",
+    "weakref.py 56f8d313fb74019e53eb9287400702fbce788b7fe30e097b0b6e06296f3f080c",
+    "tomllib/_parser.py 4579b04a7566452304781ccce37d3ebc1c36e810b058bdb1f33c0e51ddab0397",
+)
 # The first two have no official split: a random fifth is for test.
 SETS = Registry(
     "data set",
     {
         "digits": Spec(_digits, 1438, 359, (8, 8, 1)),
         "diabetes": Spec(_diabetes, 354, 88, (10,)),
+        "python-library": Spec(_library, 5394, 353, (64,)),
         "uci-energy": Spec(_table, 692, 76, (8,), _ENERGY),
         "kin8nm": Spec(_table, 7373, 819, (8,), _KIN8NM),
         "uci-protein": Spec(_table, 41_157, 4573, (9,), _PROTEIN),

@@ -1,10 +1,12 @@
 """How optimisers train: built for a task and a number of steps, each is a state and a step to the next one."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import saddlefree as sf
@@ -49,6 +51,89 @@ def transformed(tx: optax.GradientTransformation, around: Circumstances) -> Meth
     return Method(init, sf.training.make_step(around.task.loss, tx, donate=False))
 
 
+class Averaged(NamedTuple):
+    """A method's state and the average of its parameters and model state, which is what is evaluated."""
+
+    inner: Any
+    mean: Tree  # of (parameters, model state), in float32 or wider
+    steps: jax.Array  # so far
+
+    @property
+    def params(self) -> Tree:
+        """The averaged parameters, in their own dtypes."""
+        return jax.tree.map(lambda mean, x: mean.astype(x.dtype), self.mean[0], self.inner.params)
+
+    @property
+    def model_state(self) -> Tree:
+        """The same of the model state."""
+        return jax.tree.map(lambda mean, x: mean.astype(x.dtype), self.mean[1], self.inner.model_state)
+
+
+def averaged(method: Method, decay: float) -> Method:
+    """The method, evaluated at Σ_t βⁿ⁻ᵗ x_t / Σ_t βⁿ⁻ᵗ after n steps, β the decay; it trains as before.
+
+    Running averages of batch norm are averaged too. What is no floating number is the last one.
+    """
+
+    def wide(x: jax.Array) -> jax.Array:
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.array(x, jnp.promote_types(x.dtype, jnp.float32) if floating else x.dtype)
+
+    @jax.jit
+    def absorb(mean: Tree, new: Tree, count: jax.Array) -> Tree:
+        share = (1 - decay) / -jnp.expm1(count * math.log(decay))
+
+        def move(a: jax.Array, b: jax.Array) -> jax.Array:
+            return a + share.astype(a.dtype) * (b.astype(a.dtype) - a) if jnp.issubdtype(a.dtype, jnp.floating) else b
+
+        return jax.tree.map(move, mean, new)
+
+    def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> Averaged:
+        inner = method.init(params, model_state, seed, batch)
+        mean = jax.tree.map(wide, (inner.params, inner.model_state))
+        return Averaged(inner, mean, jnp.zeros((), jnp.int32))
+
+    def step(state: Averaged, batch: Batch) -> tuple[Averaged, dict[str, jax.Array]]:
+        inner, figures = method.step(state.inner, batch)
+        count = state.steps + 1
+        return Averaged(inner, absorb(state.mean, (inner.params, inner.model_state), count), count), figures
+
+    prepare = method.prepare and (lambda state: method.prepare(state.inner))  # type: ignore[misc]
+    return Method(init, step, method.traceable, prepare=prepare)
+
+
+class ScheduleFree(NamedTuple):
+    """The run at its own parameters, between those that are stepped and their average, and that average."""
+
+    inner: sf.training.TrainState
+    params: Tree
+
+    @property
+    def model_state(self) -> Tree:
+        """As the run has it."""
+        return self.inner.model_state
+
+
+def schedule_free(v: Values, around: Circumstances) -> Method:
+    """AdamW without a schedule, evaluated at its average (Defazio et al. 2024)."""
+    import optax.contrib
+
+    tx = optax.contrib.schedule_free_adamw(
+        v["learning_rate"], v["warmup"] or None, b1=v["averaging"], weight_decay=v["weight_decay"]
+    )
+    method = transformed(tx, around)
+
+    def init(params: Tree, model_state: Tree, seed: Any, batch: Batch) -> ScheduleFree:
+        return ScheduleFree(method.init(params, model_state, seed, batch), jax.tree.map(jnp.array, params))
+
+    def step(state: ScheduleFree, batch: Batch) -> tuple[ScheduleFree, dict[str, jax.Array]]:
+        inner, figures = method.step(state.inner, batch)
+        params = optax.contrib.schedule_free_eval_params(inner.opt_state, inner.params)
+        return ScheduleFree(inner, params), figures
+
+    return Method(init, step)
+
+
 def schedule(values: Values, around: Circumstances) -> Any:
     """The learning rate, decaying to zero over the run where that is asked for."""
     rate = values["learning_rate"]
@@ -62,16 +147,33 @@ def unrolled(solver: Any, around: Circumstances) -> Any:
     return dataclasses.replace(solver, unroll=True) if around.unlooped and hasattr(solver, "unroll") else solver
 
 
-def low_rank(v: Values, around: Circumstances) -> Method:
-    """Saddle-free Newton with a curvature of low rank; where branches are slow, refreshes are compiled apart."""
-    method = transformed(_low_rank(v, around), around)
+def refreshed(tx: optax.GradientTransformation, every: int, offset: int, around: Circumstances) -> Method:
+    """A method whose curvature is refreshed in steps `offset`, `offset` + `every`, …, counted from 0.
+
+    The transformation counts by itself. Where branches are slow, steps with and without a refresh are compiled apart.
+    """
+    method = transformed(tx, around)
     if not around.unlooped:
         return method
 
     def step(state: sf.training.TrainState, batch: Batch) -> tuple[sf.training.TrainState, dict[str, jax.Array]]:
-        return method.step(state, batch, refresh=bool(state.step % v["refresh_every"] == 0))  # type: ignore[call-arg]
+        return method.step(state, batch, refresh=bool(state.step % every == offset))  # type: ignore[call-arg]
 
     return Method(method.init, step, traceable=False)
+
+
+def low_rank(v: Values, around: Circumstances) -> Method:
+    """Saddle-free Newton with a curvature of low rank."""
+    return refreshed(_low_rank(v, around), v["refresh_every"], 0, around)
+
+
+def fosi(v: Values, around: Circumstances) -> Method:
+    """FOSI over Adam."""
+    from saddlefree.lab.fosi import fosi
+
+    every = v["refresh_every"]
+    tx = fosi(optax.adam(schedule(v, around)), v["alpha"], v["rank"], every, v["averaging"], around.unlooped or 1)
+    return refreshed(tx, every, every - 1, around)
 
 
 def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:

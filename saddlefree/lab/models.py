@@ -1,4 +1,4 @@
-"""The paper's networks in Flax NNX, as pure functions of parameters and model state."""
+"""Networks in Flax NNX, the paper's among them, as pure functions of parameters and model state."""
 
 import itertools
 from collections.abc import Callable
@@ -117,14 +117,14 @@ class Block(nnx.Module):
 class ResNet18(nnx.Module):
     """As Haiku's `ResNet18`: a 7×7 stem of stride 2, max-pooling, four stages of two blocks."""
 
-    def __init__(self, classes: int, rngs: nnx.Rngs):
-        self.stem, self.norm = _conv(3, 64, 7, 2, rngs), _norm(64, rngs)
-        blocks, width = [], 64
-        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks += [Block(width, channels, stride, rngs), Block(channels, channels, 1, rngs)]
-            width = channels
+    def __init__(self, classes: int, width: int, rngs: nnx.Rngs):
+        self.stem, self.norm = _conv(3, width, 7, 2, rngs), _norm(width, rngs)
+        blocks, inputs = [], width
+        for channels, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+            blocks += [Block(inputs, channels, stride, rngs), Block(channels, channels, 1, rngs)]
+            inputs = channels
         self.blocks = nnx.List(blocks)
-        self.head = nnx.Linear(512, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.head = nnx.Linear(inputs, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The logits for a batch of images."""
@@ -135,6 +135,78 @@ class ResNet18(nnx.Module):
         return self.head(jnp.mean(x, axis=(1, 2)))
 
 
-def resnet18(classes: int = 10) -> Model:
-    """ResNet-18 with batch norm: 11,181,642 parameters for ten classes."""
-    return functional(lambda rngs: ResNet18(classes, rngs))
+def resnet18(classes: int = 10, width: int = 64) -> Model:
+    """ResNet-18 with batch norm, `width` channels in its first stage: at 64, 11,181,642 parameters for ten classes."""
+    return functional(lambda rngs: ResNet18(classes, width, rngs))
+
+
+class RNN(nnx.Module):
+    """h ← tanh(W h + U x + b) along a sequence, W orthogonal at first; outputs are linear in the last h."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, rngs: nnx.Rngs):
+        self.inputs = nnx.Linear(inputs, width, kernel_init=haiku_normal, rngs=rngs)
+        orthogonal = nnx.initializers.orthogonal()
+        self.recurrent = nnx.Linear(width, width, use_bias=False, kernel_init=orthogonal, rngs=rngs)
+        self.head = nnx.Linear(width, outputs, kernel_init=haiku_normal, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The outputs for a batch of sequences, (examples, length, inputs)."""
+        driven, W = jnp.moveaxis(self.inputs(x), 1, 0), self.recurrent.kernel[...]
+        last, _ = jax.lax.scan(lambda h, u: (jnp.tanh(h @ W + u), None), jnp.zeros_like(driven[0]), driven)
+        return self.head(last)
+
+
+def rnn(inputs: int, width: int, outputs: int) -> Model:
+    """A recurrent network without gates."""
+    return functional(lambda rngs: RNN(inputs, width, outputs, rngs))
+
+
+HEADS = 4
+
+
+class AttentionBlock(nnx.Module):
+    """Causal attention with four heads and a layer of four times the width, each normalised and added."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        def linear(n: int, m: int) -> nnx.Linear:
+            return nnx.Linear(n, m, kernel_init=haiku_normal, rngs=rngs)
+
+        self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.queries, self.keys, self.values = (linear(width, width) for _ in range(3))
+        self.mixed, self.up, self.down = linear(width, width), linear(width, 4 * width), linear(4 * width, width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x, and what both add to it."""
+        h = self.norm1(x)
+        q, k, v = (each(h).reshape(*h.shape[:-1], HEADS, -1) for each in (self.queries, self.keys, self.values))
+        x = x + self.mixed(jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(h.shape))
+        return x + self.down(jax.nn.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nnx.Module):
+    """A decoder: at each position the logits of the next character."""
+
+    def __init__(self, characters: int, length: int, width: int, depth: int, rngs: nnx.Rngs):
+        small = nnx.initializers.normal(0.02)
+        self.embedding = nnx.Embed(characters, width, embedding_init=small, rngs=rngs)
+        self.positions = nnx.Embed(length, width, embedding_init=small, rngs=rngs)
+        self.blocks = nnx.List(AttentionBlock(width, rngs) for _ in range(depth))
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, characters, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The logits for a batch of texts, (examples, length)."""
+        h = self.embedding(x) + self.positions(jnp.arange(x.shape[1]))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def transformer(characters: int, length: int, width: int, depth: int) -> Model:
+    """A transformer of four heads; `width` must be a multiple of four.
+
+    >>> params, _ = jax.eval_shape(transformer(128, 64, 128, 5).init, jax.random.key(0))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    1032704
+    """
+    return functional(lambda rngs: Transformer(characters, length, width, depth, rngs))

@@ -51,7 +51,9 @@ class Optimiser:
         from saddlefree.lab import methods
 
         made = self.make(values, around)
-        return made if isinstance(made, methods.Method) else methods.transformed(made, around)
+        method = made if isinstance(made, methods.Method) else methods.transformed(made, around)
+        decay = values.get("parameter_average", 0.0)
+        return methods.averaged(method, decay) if decay else method
 
 
 OPTIMISERS = Registry[Optimiser]("optimiser", otherwise="`saddlefree optimisers` lists them")
@@ -79,18 +81,24 @@ def optimiser(name: str, about: str, settings: dict[str, Setting], **entry: Any)
 
 
 def configured(name: str, problem: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """All hyperparameters: defaults, the paper's for this problem, and `changes`; `batch_size` where one is given."""
+    """All hyperparameters: defaults, the paper's for this problem, and `changes`.
+
+    `batch_size` and `parameter_average`, which every optimiser takes, are there where they are given.
+    """
     entry = find(name)
     values = {key: setting.default for key, setting in entry.settings.items()}
     values |= TUNED.get((problem, name), entry.tuned.get(problem, {}))
-    return values | parsed({**entry.settings, "batch_size": BATCH_SIZE}, changes, f"a hyperparameter of {name}")
+    return values | parsed({**entry.settings, **COMMON}, changes, f"a hyperparameter of {name}")
 
 
 def _whole(default: int, search: tuple[float, float] | None = None, *, low: int = 0, high: int = 1000) -> Setting:
     return Setting(default, search, low, high, whole=True)
 
 
-BATCH_SIZE = Setting(None, low=1, high=10**9, whole=True)
+COMMON = {
+    "batch_size": Setting(None, low=1, high=10**9, whole=True),
+    "parameter_average": Setting(0.0, high=0.99999, about="decay of the average that is evaluated; 0: the last ones"),
+}
 
 
 def rate(default: float, low: float, high: float, decay: str = "none") -> dict[str, Setting]:
@@ -282,11 +290,87 @@ def _(v: "Values", around: "Circumstances") -> Any:
     return optax.adam(schedule(v, around), b1=1 - v["one_minus_beta1"], b2=1 - v["one_minus_beta2"], eps=v["epsilon"])
 
 
+def _decay() -> dict[str, Setting]:
+    return {"weight_decay": Setting(1e-4, (1e-5, 0.1))}
+
+
+def _adamw(name: str, about: str, nesterov: bool) -> None:
+    settings = {
+        **rate(3e-3, 1e-5, 0.1, "cosine"),
+        **_decay(),
+        "one_minus_beta1": Setting(0.1, (1e-2, 0.5), high=1),
+        "one_minus_beta2": Setting(0.001, (1e-4, 0.1), high=1),
+    }
+
+    @optimiser(name, about, settings)
+    def _(v: "Values", around: "Circumstances") -> Any:
+        import optax
+
+        betas = {"b1": 1 - v["one_minus_beta1"], "b2": 1 - v["one_minus_beta2"]}
+        return optax.adamw(schedule(v, around), **betas, weight_decay=v["weight_decay"], nesterov=nesterov)
+
+
+_adamw("adamw", "Adam with weight decay", nesterov=False)
+_adamw("nadamw", "the same with Nesterov's momentum", nesterov=True)
+
+
+@optimiser(
+    "schedule-free",
+    "AdamW without a schedule, evaluated at an average of its own",
+    {
+        "learning_rate": Setting(3e-3, (1e-4, 0.1)),
+        "warmup": _whole(0, high=10**6),  # steps
+        "averaging": Setting(0.9, (0.8, 0.98), low=0.01, high=0.9999),
+        **_decay(),
+    },
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.schedule_free(v, around)
+
+
 @optimiser("muon", "Muon, and Adam for what is not a matrix", rate(0.01, 1e-4, 0.1, "cosine"))
 def _(v: "Values", around: "Circumstances") -> Any:
     import optax.contrib
 
     return optax.contrib.muon(schedule(v, around))
+
+
+@optimiser(
+    "soap",
+    "SOAP: Adam in the eigenbases of Shampoo's matrices",
+    {
+        **rate(3e-3, 1e-5, 0.1, "cosine"),
+        "one_minus_beta1": Setting(0.05, (1e-2, 0.5), high=1),
+        "one_minus_beta2": Setting(0.05, (1e-3, 0.1), high=1),
+        "refresh_every": _whole(10, low=1, high=10**6),
+    },
+    mapped=False,  # together, bases would be refreshed in every step
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab.soap import soap
+
+    betas = {"b1": 1 - v["one_minus_beta1"], "b2": 1 - v["one_minus_beta2"]}
+    return soap(schedule(v, around), **betas, refresh_every=v["refresh_every"])
+
+
+@optimiser(
+    "fosi",
+    "FOSI: Newton's step along the largest eigenvalues, Adam elsewhere",
+    {
+        **rate(3e-3, 3e-4, 0.1, "cosine"),
+        "alpha": Setting(0.1, (0.01, 1)),
+        "rank": _whole(10, low=1),
+        "refresh_every": _whole(100, (50, 400), low=1, high=10**6),
+        "averaging": Setting(0.9, high=0.9999),
+    },
+    mapped=False,
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree.lab import methods
+
+    return methods.fosi(v, around)
 
 
 @optimiser(

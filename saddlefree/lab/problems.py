@@ -56,7 +56,8 @@ class Problem:
         if self.sizes is None:
             return None
         values = self.variant(variant)
-        layers = self.sizes(*(values[name] for name in ("width", "depth", "code", "layers") if name in values))
+        names = ("width", "depth", "code", "layers", "inputs", "classes")
+        layers = self.sizes(*(values[name] for name in names if name in values))
         return sum((n + 1) * m for n, m in itertools.pairwise(layers))
 
 
@@ -137,6 +138,47 @@ def _dense(
     )
 
 
+def _mirrored(*widths: int) -> tuple[int, ...]:
+    return *widths, *reversed(widths[:-1])
+
+
+def _autoencoder(
+    name: str,
+    title: str,
+    epochs: int,
+    sizes: Callable[..., tuple[int, ...]],
+    variants: dict[str, Setting],
+    *,
+    validation: float,
+    pixels: dict[str, float],
+    **entry: Any,
+) -> None:
+    """A tanh network from the images of a data set to themselves, whose layers the settings of the variant give."""
+    given = {"name": name, "sizes": sizes, "validation": validation, **pixels}
+    entry |= {"data": name, "validation": validation, "network": "tanh MLP", "sizes": sizes, "variants": variants}
+    make = _late("supervised", "autoencoder", **given)
+    register(f"{name.removesuffix('-mnist')}-autoencoder", Problem(title, make, epochs, 200, **entry))
+
+
+def _resnet(name: str, title: str, epochs: int, batch_size: int, **entry: Any) -> None:
+    """ResNet-18 on images of 32 × 32 × 3 in ten classes."""
+    register(
+        name,
+        Problem(
+            title,
+            _late("supervised", "resnet18", name=name, validation=entry["validation"]),
+            epochs,
+            batch_size,
+            convolutional=True,
+            evaluated=1000,
+            data=name,
+            network="ResNet-18 with batch norm, 11,181,642 parameters at full width",
+            variants={"width": _count(64, "channels of the first stage", 1000)},
+            **entry,
+        ),
+    )
+
+
 def _physics(name: str, title: str, layers: tuple[int, int], variants: dict[str, Setting], **entry: Any) -> None:
     """A physics-informed network of two coordinates, trained with the full batch in float64."""
 
@@ -166,6 +208,7 @@ CUTEST = (
 )
 """By their number of variables, from 2 to 10,000."""
 
+_DEEP = "1000-500-250-30"
 _GAL = "as split by Gal & Ghahramani 2016"
 register(
     "saddle",
@@ -207,22 +250,17 @@ _dense(
     source="Alpaydin & Kaynak 1998, with scikit-learn",
     licence="CC BY 4.0",
 )
-register(
-    "digits-autoencoder",
-    Problem(
-        "Auto-encoder of digits",
-        _late("supervised", "autoencoder"),
-        epochs=60,
-        batch_size=200,
-        data="digits",
-        validation=0.2,
-        about="images of 8 × 8 through a narrow layer and back; ½·mean squared error of a pixel",
-        network="tanh MLP",
-        sizes=lambda width, code: (64, width, code, width, 64),
-        variants={"width": _count(32, "of the outer hidden layers", 10_000), "code": _count(8, "of the middle", 1000)},
-        source="Alpaydin & Kaynak 1998, with scikit-learn",
-        licence="CC BY 4.0",
-    ),
+_autoencoder(
+    "digits",
+    "Auto-encoder of digits",
+    60,
+    lambda width, code: (64, width, code, width, 64),
+    {"width": _count(32, "of the outer hidden layers", 10_000), "code": _count(8, "of the middle", 1000)},
+    validation=0.2,
+    pixels={"brightest": 16.0, "mean": 0.3},
+    about="images of 8 × 8 through a narrow layer and back; ½·mean squared error of a pixel",
+    source="Alpaydin & Kaynak 1998, with scikit-learn",
+    licence="CC BY 4.0",
 )
 _dense(
     "diabetes",
@@ -288,43 +326,98 @@ _dense(
     source="Xiao, Rasul & Vollgraf 2017",
     licence="MIT",
 )
+_autoencoder(
+    "fashion-mnist",
+    "Auto-encoder of Fashion-MNIST",
+    10,
+    lambda layers: _mirrored(784, *map(int, layers.split("-"))),
+    {"layers": Setting(_DEEP, choices=(_DEEP, "100-50-25-10"), about="widths of the layers down to the narrowest")},
+    validation=1 / 6,
+    pixels={"brightest": 255.0, "mean": 0.286},
+    evaluated=5000,
+    about="images of 28 × 28 through four ever narrower layers and back; ½·mean squared error of a pixel",
+    source="Hinton & Salakhutdinov 2006, on the images of Xiao, Rasul & Vollgraf 2017",
+    licence="MIT",
+)
 register(
-    "svhn",
+    "adding",
     Problem(
-        "SVHN",
-        _late("supervised", "resnet18", name="svhn", validation=1 / 6),
-        epochs=10,
-        batch_size=200,
-        convolutional=True,
-        evaluations=10,
-        evaluated=1000,
-        data="svhn",
-        validation=1 / 6,
-        tuning=45 * 60.0,
-        about="house numbers, images of 32 × 32 × 3 in ten classes; cross-entropy",
-        network="ResNet-18 with batch norm, 11,181,642 parameters",
-        source="Netzer et al. 2011",
-        licence="for non-commercial use",
+        "Sum of two marked numbers",
+        _late("supervised", "adding"),
+        epochs=30,
+        batch_size=100,
+        about="two numbers of a sequence are marked, one in either half; ½·mean squared error of their sum",
+        network="recurrent, tanh without gates",
+        variants={
+            "length": Setting(60, low=2, high=10_000, whole=True, about="of a sequence"),
+            "width": _count(64, "of the state", 10_000),
+            "examples": _count(10_000, "for training, and a fifth for validation and test each"),
+        },
+        source="Hochreiter & Schmidhuber 1997",
+        licence="none needed: generated",
     ),
 )
 register(
-    "cifar-10",
+    "imbalanced",
     Problem(
-        "CIFAR-10",
-        _late("supervised", "resnet18", name="cifar-10", validation=1 / 10),
-        epochs=72,
-        batch_size=800,
-        convolutional=True,
-        evaluations=20,
-        evaluated=1000,
-        data="cifar-10",
-        validation=1 / 10,
-        tuning=120 * 60.0,
-        about="animals and vehicles, images of 32 × 32 × 3 in ten classes; cross-entropy",
-        network="ResNet-18 with batch norm, 11,181,642 parameters",
-        source="Krizhevsky 2009",
-        licence="none stated",
+        "Classes of unequal frequency",
+        _late("supervised", "imbalanced"),
+        epochs=20,
+        batch_size=200,
+        about="normal clusters, the kth of which is 1/k times as frequent as the first; cross-entropy",
+        network="softmax regression",
+        sizes=lambda inputs, classes: (inputs, classes),
+        variants={
+            "inputs": _count(64, "dimensions of a cluster", 10_000),
+            "classes": _count(256, "and clusters", 10_000),
+            "examples": _count(20_000, "for training, and a fifth for validation and test each"),
+        },
+        source="Kunstner et al. 2024, with clusters",
+        licence="none needed: generated",
     ),
+)
+register(
+    "transformer",
+    Problem(
+        "The next character of a program",
+        _late("supervised", "transformer", validation=336 / 5394),
+        epochs=10,
+        batch_size=32,
+        evaluations=20,
+        evaluated=353,
+        data="python-library",
+        validation=336 / 5394,
+        about="pieces of 64 characters from fifteen files of Python's standard library, one more each for validation "
+        "and test; cross-entropy of the next character",
+        network="transformer with four heads, 1,032,704 parameters at full width and depth",
+        variants={"head_width": _count(32, "of each head", 1000), "depth": _count(5, "blocks", 100)},
+        source="CPython, the same files in 3.11.2 to 3.13.0",
+        licence="PSF-2.0",
+    ),
+)
+_resnet(
+    "svhn",
+    "SVHN",
+    10,
+    200,
+    evaluations=10,
+    validation=1 / 6,
+    tuning=45 * 60.0,
+    about="house numbers, images of 32 × 32 × 3 in ten classes; cross-entropy",
+    source="Netzer et al. 2011",
+    licence="for non-commercial use",
+)
+_resnet(
+    "cifar-10",
+    "CIFAR-10",
+    72,
+    800,
+    evaluations=20,
+    validation=1 / 10,
+    tuning=120 * 60.0,
+    about="animals and vehicles, images of 32 × 32 × 3 in ten classes; cross-entropy",
+    source="Krizhevsky 2009",
+    licence="none stated",
 )
 _physics(
     "poisson",

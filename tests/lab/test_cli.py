@@ -129,6 +129,10 @@ def test_answers_without_jax():
             "compare digits --optimisers adam --set sgd.momentum=1",
             "--set must be optimiser.name=value with one of adam",
         ),
+        (
+            "compare digits --optimisers adam,sgd --set parameter_average=1",
+            "parameter_average must be a number from 0 to 0.99999, got '1'",
+        ),
         ("compare digits --epochs 2 --budget 5s", "--epochs and --budget both say how long a run is: leave out one of"),
         ("tune digits adam --configs 0", "configs must be a whole number from 1 to 100000, got 0"),
         ("tune digits adam --max-epochs 1e300", "max-epochs must be a number from 1e-09 to 1000000000, got 1e+300"),

@@ -24,6 +24,9 @@ def test_sizes_are_the_papers():
     params, state = jax.eval_shape(models.resnet18().init, jax.random.key(0))
     assert size(params) == 11_181_642
     assert size(state) == 2 * 4800  # a mean and a variance for each channel that is normalised
+    params, state = jax.eval_shape(models.resnet18(width=16).init, jax.random.key(0))
+    assert 11_181_642 / 16 < size(params) < 11_181_642 / 15.5
+    assert size(state) == 2 * 1200
 
 
 def test_weights_are_haikus():
@@ -59,3 +62,30 @@ def test_batch_norm_keeps_averages_in_training_and_uses_them_afterwards():
     assert jax.tree.structure(new) == jax.tree.structure(state)
     # One image at a time gives the same as all together, where no batch statistics are used.
     np.testing.assert_allclose(apply(params, state, x[:1], False)[0], evaluated[:1], atol=1e-5)
+
+
+def test_the_recurrent_network_is_its_formula():
+    model = models.rnn(2, 5, 1)
+    params, state = model.init(jax.random.key(1))
+    x = np.asarray(jax.random.normal(jax.random.key(2), (3, 7, 2)))
+    U, W, head = (params[name] for name in ("inputs", "recurrent", "head"))
+    h = np.zeros((3, 5))
+    for i in range(7):
+        h = np.tanh(h @ W["kernel"][...] + x[:, i] @ U["kernel"][...] + U["bias"][...])
+    expected = h @ head["kernel"][...] + head["bias"][...]
+    np.testing.assert_allclose(model.apply(params, state, x, True)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(W["kernel"][...] @ W["kernel"][...].T, np.eye(5), atol=1e-5)
+
+
+def test_the_transformer_sees_what_is_before_and_not_what_follows():
+    model = models.transformer(8, 6, 16, 2)
+    params, state = model.init(jax.random.key(0))
+    params["head"]["kernel"] = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(1), x.shape), params["head"]["kernel"]
+    )
+    x = jnp.arange(6)[None] % 8
+    before, _ = model.apply(params, state, x, True)
+    after, _ = model.apply(params, state, x.at[0, 3].set(7), True)
+    assert before.shape == (1, 6, 8)
+    np.testing.assert_allclose(before[0, :3], after[0, :3], atol=1e-6)
+    assert (np.max(np.abs(before - after)[0, 3:], axis=-1) > 1e-4).all()

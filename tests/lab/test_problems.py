@@ -1,7 +1,11 @@
 """The registry of problems: parts, standardisation, losses against their formulae, true solutions of the equations."""
 
+import dataclasses
+import pathlib
 import sys
+import tomllib
 import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +13,11 @@ import numpy as np
 import pytest
 
 import saddlefree as sf
-from saddlefree.lab import optimiser, physics, problems, solutions
+from saddlefree.lab import data, optimiser, physics, problems, solutions
 from saddlefree.lab.errors import UserError
+from saddlefree.lab.plan import build
 from saddlefree.lab.problems import PROBLEMS
-from saddlefree.lab.program import precision
+from saddlefree.lab.program import Program, precision
 from saddlefree.lab.task import Term
 
 EMBEDDED = [name for name, entry in PROBLEMS.items() if entry.data in (None, "digits", "diabetes") and name != "cutest"]
@@ -21,22 +26,32 @@ EMBEDDED = [name for name, entry in PROBLEMS.items() if entry.data in (None, "di
 EQUATIONS = [name for name in PROBLEMS if name.startswith("pinn")]
 
 
+only_311 = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the files are those of CPython 3.11")
+
+
 @pytest.fixture(autouse=True)
 def standard():
     with jax.numpy_dtype_promotion("standard"):
         yield
 
 
+SMALL = {
+    "adding": {"length": "6", "width": "8", "examples": "200"},
+    "imbalanced": {"inputs": "4", "classes": "5", "examples": "200"},
+}
+
+
 def load(name):
     entry = problems.find(name)
     with precision(entry):
-        return entry, entry.load(None)
+        return entry, entry.load(None, SMALL.get(name))
 
 
 @pytest.mark.parametrize("name", [name for name in EMBEDDED if PROBLEMS[name].sizes])
 def test_the_description_counts_the_parameters(name):
     entry, _ = load(name)
-    other = {"layers": "64-64-48-48"} if "layers" in entry.variants else {"width": "3"}
+    others = {"layers": "64-64-48-48", "classes": "3", "width": "3"}
+    other = next({key: value} for key, value in others.items() if key in entry.variants)
     for variant in ({}, other):
         with precision(entry):
             params = jax.eval_shape(entry.load(None, variant).init, jax.random.key(0))[0]
@@ -49,7 +64,7 @@ def test_half_the_squared_residuals_are_the_loss(name):
     with precision(entry):
         params, state = task.init(jax.random.key(0))
         batch = task.parts["train"]
-        if name in ("saddle", "digits"):
+        if name in ("saddle", "digits", "imbalanced"):
             with pytest.raises(UserError, match="residuals need a loss that is a sum of squares"):
                 task.residuals(params, state, batch)
             return
@@ -130,7 +145,7 @@ def test_every_problem_has_a_loss_with_a_gradient_and_figures(name):
     assert jax.tree.structure(new) == jax.tree.structure(state)
     assert max(float(np.max(np.abs(leaf))) for leaf in jax.tree.leaves(gradient)) > 0
     assert {"train", "val", "test"} <= set(figures)
-    assert ("accuracy" in figures) == (name == "digits")
+    assert ("accuracy" in figures) == (name in ("digits", "imbalanced"))
     assert set(task.parts) == {"train", "val", "test"}
 
 
@@ -155,6 +170,109 @@ def test_digits_are_split_without_overlap_and_standardised_in_the_loss():
     rows = {name: {bytes(np.asarray(image)) for image in part[0]} for name, part in task.parts.items()}
     assert not rows["train"] & rows["val"]
     assert not rows["train"] & rows["test"]
+
+
+def test_the_marked_numbers_add_up():
+    _, task = load("adding")
+    x, y = map(np.asarray, task.parts["train"])
+    assert x.shape == (200, 6, 2)
+    np.testing.assert_allclose(np.sum(x[:, :, 0] * x[:, :, 1], axis=1, keepdims=True), y, rtol=1e-6)
+    for half in (x[:, :3], x[:, 3:]):
+        assert (half[:, :, 1].sum(1) == 1).all()
+    jax.tree.map(np.testing.assert_array_equal, task.parts, load("adding")[1].parts)
+    assert not np.array_equal(task.parts["val"][0], task.parts["test"][0])
+
+
+def test_classes_are_as_frequent_as_their_rank_says():
+    entry = problems.find("imbalanced")
+    y = np.asarray(entry.load(None, {"classes": 4, "inputs": 1, "examples": 12_000}).parts["train"][1])
+    expected = 12_000 / np.arange(1, 5) / (25 / 12)
+    np.testing.assert_allclose(np.bincount(y), expected, rtol=0.1)
+
+
+def pretend(monkeypatch, shape, kind):
+    """Replaces every data set by one of 60 + 10 random examples."""
+    rng = np.random.default_rng(0)
+
+    def load(name, data_dir):
+        x = rng.integers(0, 256, (70, *shape)).astype(kind)
+        y = x.reshape(70, -1)[:, :1] / 100 if kind is float else rng.integers(0, 10, 70).astype(np.int32)
+        return data.Dataset((x[:60], y[:60]), (x[60:], y[60:]), {}, "made up")
+
+    monkeypatch.setattr(data, "load", load)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("adding", SMALL["adding"]),
+        ("imbalanced", SMALL["imbalanced"]),
+        ("fashion-autoencoder", {"layers": "100-50-25-10"}),
+        ("kin8nm", {"width": "8"}),
+        pytest.param("transformer", {"head_width": "4", "depth": "1"}, marks=only_311),
+    ],
+)
+def test_mini_batches_lower_the_loss(name, variant, monkeypatch):
+    if problems.find(name).data not in (None, "python-library"):
+        pretend(monkeypatch, *(((8,), float) if name == "kin8nm" else ((28, 28, 1), np.uint8)))
+    task = problems.find(name).load(None, variant)
+    plan = build(name, "adam", task, changes={"learning_rate": 0.01, "batch_size": 20}, steps=20, variant=variant)
+    assert plan.steps_per_epoch == task.examples // 20
+    program = Program(dataclasses.replace(plan, evaluated=100), task)
+    state = program.start()
+    program.prepare(state)
+    before = program.evaluate(state)
+    for step in range(0, 20, 2):  # no more than an epoch at a time
+        state, _ = program.advance(state, step, 2)
+    after = program.evaluate(state)
+    assert after["train"] < 0.97 * before["train"]
+    assert np.isfinite(after["val"])
+
+
+def test_an_autoencoder_narrows_and_widens_and_sees_its_own_pixels(monkeypatch):
+    pretend(monkeypatch, (28, 28, 1), np.uint8)
+    entry = problems.find("fashion-autoencoder")
+    assert entry.sizes("1000-500-250-30") == (784, 1000, 500, 250, 30, 250, 500, 1000, 784)
+    task = entry.load(None, {"layers": "100-50-25-10"})
+    params, state = task.init(jax.random.key(0))
+    assert entry.parameters({"layers": "100-50-25-10"}) == sum(leaf.size for leaf in jax.tree.leaves(params))
+    (term,), _ = task.terms(params, state, task.parts["val"], True)
+    np.testing.assert_allclose(term.targets, np.asarray(task.parts["val"][0]) / 255 - 0.286, atol=1e-6)
+    error = np.asarray(term.outputs) - np.asarray(term.targets)
+    np.testing.assert_allclose(task.loss(params, state, task.parts["val"], None)[0], np.mean(error**2) / 2, rtol=1e-5)
+
+
+def test_a_narrow_resnet_is_a_variant(monkeypatch):
+    pretend(monkeypatch, (32, 32, 3), np.uint8)
+    task = problems.find("svhn").load(None, {"width": "16"})
+    params = jax.eval_shape(task.init, jax.random.key(0))[0]
+    assert [leaf.shape for leaf in jax.tree.leaves(params["stem"])] == [(7, 7, 3, 16)]
+    assert [leaf.shape for leaf in jax.tree.leaves(params["head"])] == [(10,), (128, 10)]
+
+
+@only_311
+def test_the_text_is_that_of_the_standard_library():
+    task = problems.find("transformer").load(None)
+    sizes = {name: part[0].shape for name, part in task.parts.items()}
+    assert sizes == {"train": (5058, 64), "val": (336, 64), "test": (353, 64)}
+    for (x, following), module in ((task.parts["val"], weakref), (task.parts["test"], tomllib._parser)):
+        text = pathlib.Path(module.__file__).read_bytes()
+        assert bytes(np.asarray(x).ravel().astype(np.uint8)) == text[: x.size]
+        assert bytes(np.asarray(following).ravel().astype(np.uint8)) == text[1 : x.size + 1]
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 1_032_704
+
+
+def test_other_files_of_the_standard_library_are_refused(tmp_path):
+    folder = tmp_path / "python-library"
+    (folder / "json").mkdir(parents=True)
+    (folder / "optparse.py").write_text("import this")
+    with pytest.raises(UserError) as caught:
+        problems.find("transformer").load(str(tmp_path))
+    assert "optparse.py (its SHA-256 begins with " in str(caught.value)
+    assert ", not with 07d22430)" in str(caught.value)
+    assert "weakref.py (No such file or directory)" in str(caught.value)
+    assert f"put all of them into {folder}" in str(caught.value)
 
 
 def test_cutest_is_taken_from_sif2jax(monkeypatch):
