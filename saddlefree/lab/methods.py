@@ -99,7 +99,7 @@ def averaged(method: Method, decay: float) -> Method:
         return Averaged(inner, absorb(state.mean, (inner.params, inner.model_state), count), count), figures
 
     prepare = method.prepare and (lambda state: method.prepare(state.inner))  # type: ignore[misc]
-    return Method(init, step, method.traceable, prepare=prepare)
+    return Method(init, step, method.traceable, prepare=prepare, ended=lambda state: method.ended(state.inner))
 
 
 class ScheduleFree(NamedTuple):
