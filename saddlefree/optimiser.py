@@ -307,12 +307,12 @@ def _newton(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _averaged(average: Tree, layout: Space, gamma: Number, count: jax.Array) -> Tree:
+def _averaged(average: Tree, layout: Space, averaging: Number, count: jax.Array) -> Tree:
     """The average with the present parameters in it, the count-th of them; see `averaged_params`."""
+    gamma = evaluate_schedule(averaging, count, layout.dtype)
     # Those that an update sees, whatever a chained transformation does to its result.
-    weight = ((gamma + 1) / (gamma + count.astype(layout.dtype))).astype(layout.dtype)
-    new = space.to_working(layout.like)
-    return space.axpy(weight, space.sub(new, average), average)
+    difference = space.sub(space.to_working(layout.like), average)
+    return space.axpy((gamma + 1) / (gamma + count.astype(layout.dtype)), difference, average)
 
 
 def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:

@@ -124,7 +124,7 @@ def test_damping_has_bounds_and_survives_what_is_not_finite():
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(new.rule))
 
 
-def train(tx, full, steps=300, dim=10):
+def train(tx, full, steps=600, dim=10):
     """Quadratics with one matrix and a random centre for each batch; the distance to the mean of the centres."""
     H = jnp.diag(jnp.logspace(1, -1, dim))
 
