@@ -43,7 +43,7 @@ def averaged_params(state: Any, params: Tree) -> Tree:
 
     Args:
       state: of `saddle_free_newton` or `adaptive_saddle_free_newton`, also inside `chain`, `inject_hyperparams`, …
-      params: the present parameters, for their dtypes and for those that are frozen; the result before the first update.
+      params: the present parameters: for their dtypes, for those that are frozen, and before the first update.
 
     >>> import jax.numpy as jnp, optax
     >>> import saddlefree as sf

@@ -21,6 +21,7 @@ from saddlefree.rules.escape import Escaping
 from saddlefree.rules.escape import escape as Escape  # noqa: N812 (the parameter `escape=` would hide it)
 from saddlefree.rules.fixed import fixed_rate
 from saddlefree.rules.line_search import line_search
+from saddlefree.rules.noise_aware import noise_aware
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import Solver, check_solver
@@ -132,14 +133,15 @@ def adaptive_saddle_free_newton(
     """Saddle-free Newton that finds learning rate, momentum and damping by itself.
 
     With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the
-    damping is the best of several that are tried (`damping_search`). With others learning rate and momentum minimise a
+    damping is the best of several that are tried on a full batch, and the one that the next batch asks for on
+    mini-batches (`noise_aware`, which tells them apart). With others learning rate and momentum minimise a
     saddle-free quadratic model in the plane of the direction and the previous update, and the damping follows the
     agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). With `quasi_newton`, which knows λ = 0
     only, the learning rate is found by a line search (`line_search`). A step that makes the loss much worse is refused.
 
     Args:
       solver: what computes the direction.
-      initial_damping: λ of the first step, > 0 for `damping_search`, otherwise ≥ 0.
+      initial_damping: λ of the first step, > 0 for `noise_aware`, otherwise ≥ 0.
       rule: a rule to be used instead, such as `levenberg_marquardt(…)`; `initial_damping` is then not used.
       weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update after the
         model and the loss have judged it.
@@ -319,7 +321,9 @@ def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:
     """The rule that a solver goes with, by how many λ it answers."""
     if solver.answers == Answers.ZERO:
         return line_search()
-    return damping_search(initial_damping) if solver.answers == Answers.ANY else adaptive_plane(initial_damping)
+    if solver.answers == Answers.ANY:
+        return noise_aware(damping_search(initial_damping))
+    return adaptive_plane(initial_damping)
 
 
 def _layout(params: Tree, frozen: Frozen, packed: bool) -> Space:

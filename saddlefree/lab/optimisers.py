@@ -228,7 +228,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
 
 @optimiser(
     "adaptive",
-    "the same, and where batches differ the next one chooses λ",
+    "the default: the same, and where batches differ the next one chooses λ",
     {**_initial(), "rate": Setting(0.3, (0.03, 1))},
 )
 def _(v: "Values", around: "Circumstances") -> Any:

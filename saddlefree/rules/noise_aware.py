@@ -28,14 +28,14 @@ class NoiseAwareState(NamedTuple):
 class noise_aware(Rule):
     """Several λ are tried while batches agree, and the next batch judges λ while they do not.
 
-    At the parameters x that a step has led to, the batch before has the loss f₋ of its trial and the new one f. On a full
-    batch they are equal up to rounding; on mini-batches they are not:
+    At the parameters that a step has led to, the batch before has the loss f₋ of its trial and the new one f. On a
+    full batch they are equal up to rounding; on mini-batches they are not:
 
         ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
 
-    While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). While ν is above it that λ would follow
-    the noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). One λ goes over from one to
-    the other. The figure `noise` is ν, and `verdict` the cosine.
+    While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the noise
+    of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ. The
+    figure `noise` is ν, and `verdict` the cosine.
 
     Args:
       search: a `damping_search`; its bounds and its refusal hold for both, and its trials are evaluated in each step.
