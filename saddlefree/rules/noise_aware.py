@@ -33,8 +33,8 @@ class noise_aware(Rule):
 
         ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
 
-    While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the noise
-    of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ. The
+    While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the
+    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ. The
     figure `noise` is ν, and `verdict` the cosine.
 
     Args:
