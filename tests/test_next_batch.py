@@ -74,7 +74,9 @@ def test_sensitivity_is_the_difference_of_steps(x64, solver):
 
 def test_damping_follows_the_gradient_of_the_next_batch(x64):
     H = jnp.asarray(symmetric(np.random.default_rng(2), np.abs(VALUES)))
-    tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=sf.next_batch(1.0, rate=0.5, learning_rate=0.8))
+    tx = sf.adaptive_saddle_free_newton(
+        sf.exact(), rule=sf.next_batch(1.0, rate=0.5, decay_steps=4.0, learning_rate=0.8)
+    )
     x = jnp.zeros(6)
     x, state = update(tx, tx.init(x), x, functools.partial(quadratic, H=H, centre=jnp.ones(6)))
     assert sf.diagnostics(state)["damping"] == 1.0
@@ -84,7 +86,7 @@ def test_damping_follows_the_gradient_of_the_next_batch(x64):
     cosine = g @ d / np.linalg.norm(g) / np.linalg.norm(d)
     _, state = update(tx, state, x, loss)
     np.testing.assert_allclose(sf.diagnostics(state)["verdict"], cosine, rtol=1e-6)
-    np.testing.assert_allclose(sf.diagnostics(state)["damping"], np.exp(-0.5 * cosine), rtol=1e-6)
+    np.testing.assert_allclose(sf.diagnostics(state)["damping"], np.exp(-0.5 / (1 + 1 / 4) * cosine), rtol=1e-6)
 
 
 def test_gradient_of_the_loss_judges_where_the_right_hand_side_is_another():
@@ -196,6 +198,7 @@ def test_the_default_on_a_network_in_batches():
     [
         (lambda: sf.next_batch(0.0), r"initial must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.next_batch(rate=0.0), r"rate must be a number in \(0, inf\), got 0.0"),
+        (lambda: sf.next_batch(decay_steps=0.0), r"decay_steps must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.next_batch(minimum=1.0, maximum=0.5), r"maximum must be .* \[1.0, inf\), got 0.5"),
         (lambda: sf.next_batch(refusal=0.5), r"refusal must be a number in \[1, inf\), got 0.5"),
         (lambda: sf.noise_aware(threshold=0.0), r"threshold must be a number in \(0, inf\), got 0.0"),

@@ -32,16 +32,20 @@ class NextBatchState(NamedTuple):
 class next_batch(LearnedDamping):
     """λ by the gradient of the next batch. With g its gradient after the step s(λ) of the batch before,
 
-        ∂f/∂log λ = ⟨g, ∂s/∂log λ⟩,    log λ ← log λ − κ cos(g, ∂s/∂log λ).
+        ∂f/∂log λ = ⟨g, ∂s/∂log λ⟩,    log λ ← log λ − κ_t cos(g, ∂s/∂log λ),    κ_t = κ/(1 + t/τ)
 
-    The gradient is computed anyway, and the derivative of the step follows from the model: no product and no loss are
-    evaluated for it. The solver's model must answer any λ (`lanczos`, `exact`, `low_rank`, `row_space`). Over a run in
-    mini-batches λ rises, as a learning rate decays. On a full batch `damping_search` is better.
+    in step t. The gradient is computed anyway, and the derivative of the step follows from the model: no product and no
+    loss are evaluated for it. The solver's model must answer any λ (`lanczos`, `exact`, `low_rank`, `row_space`).
+
+    Over a run in mini-batches λ rises, as a learning rate decays: a verdict looks one step ahead and favours short
+    steps, the more so as batches of one epoch exclude each other's examples. κ_t makes λ rise as a power of t, where a
+    constant κ would end the run early. On a full batch `damping_search` is better.
 
     Args:
       initial: λ before the first step, > 0. λ changes by a factor of exp(κ) a step at most: one that is far too small
         makes long steps at first.
-      rate: κ > 0, or a schedule.
+      rate: κ > 0, or a schedule in place of κ.
+      decay_steps: τ > 0; a large number keeps κ as it is.
       minimum: of λ, > 0.
       maximum: of λ, ≥ minimum.
       max_increase: None, or a number ≥ 0: a step is refused if it makes its own batch's loss f worse than
@@ -52,7 +56,7 @@ class next_batch(LearnedDamping):
     The figure `verdict` is the cosine: positive where a smaller λ would have been better for the new batch.
 
     >>> import saddlefree as sf
-    >>> tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=next_batch(initial=1.0, rate=0.5))
+    >>> tx = sf.adaptive_saddle_free_newton(sf.exact(), rule=next_batch(initial=1.0, rate=1.0, decay_steps=1.0))
     >>> batches = [lambda x: jnp.sum((x - 1) ** 2) / 2, lambda x: jnp.sum((x + 1) ** 2) / 2]
     >>> x = jnp.zeros(1)
     >>> state, dampings = tx.init(x), []
@@ -66,6 +70,7 @@ class next_batch(LearnedDamping):
 
     initial: Number = 1.0
     rate: Number = 0.3
+    decay_steps: float = 200.0
     minimum: float = 1e-10
     maximum: float = 1e6
     max_increase: Number | None = None
@@ -78,6 +83,7 @@ class next_batch(LearnedDamping):
     def __post_init__(self) -> None:
         checks.number("initial", self.initial, 0, open_low=True)
         checks.number("rate", self.rate, 0, open_low=True)
+        checks.number("decay_steps", self.decay_steps, 0, open_low=True)
         checks.number("minimum", self.minimum, 0, open_low=True)
         checks.number("maximum", self.maximum, float(self.minimum))
         checks.number("refusal", self.refusal, 1)
@@ -110,7 +116,8 @@ class next_batch(LearnedDamping):
         assert problem.loss_gradient is not None
         cosine = space.lengths_and_cosines(problem.loss_gradient, state.sensitivity)[1][0, 1]
         cosine = jnp.where(jnp.isfinite(cosine), cosine, 0)
-        kappa = evaluate_schedule(self.rate, count, cosine.dtype)
+        kappa, tau = (evaluate_schedule(x, count, cosine.dtype) for x in (self.rate, self.decay_steps))
+        kappa = kappa / (1 + count.astype(cosine.dtype) / tau)
         return cosine, self.bounded(state.damping * jnp.exp(-kappa * cosine), count)
 
     def learn(self, state: NextBatchState, count: jax.Array, proposal: Proposal, taken: jax.Array) -> NextBatchState:  # type: ignore[override]

@@ -34,12 +34,12 @@ class noise_aware(Rule):
         ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
 
     While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the
-    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ. The
-    figure `noise` is ν, and `verdict` the cosine.
+    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ.
+    The figure `noise` is ν, and `verdict` the cosine.
 
     Args:
       search: a `damping_search`; its bounds and its refusal hold for both, and its trials are evaluated in each step.
-      verdict: a `next_batch`; of it `rate` and `refusal` count.
+      verdict: a `next_batch`; of it `rate`, `decay_steps` and `refusal` count.
       threshold: > 0. A chained transformation or a weight decay that changes the loss by more than this share counts as
         noise.
 
