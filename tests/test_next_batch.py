@@ -149,7 +149,11 @@ def trained(rule, full):
     return state, np.asarray(losses), np.asarray(dampings)
 
 
-@pytest.mark.parametrize("rule", [sf.next_batch(1e-2), sf.noise_aware()], ids=["next-batch", "noise-aware"])
+@pytest.mark.parametrize(
+    "rule",
+    [sf.next_batch(1e-2, decay_steps=1e4), sf.noise_aware(verdict=sf.next_batch(decay_steps=1e4))],
+    ids=["next-batch", "noise-aware"],
+)
 def test_noise_raises_the_damping_where_a_search_follows_it(rule):
     """The expected loss of a step to each batch's own minimum is Σh/2 = 24.4; the start has nine times that."""
     _, searched, _ = trained(sf.damping_search(), False)

@@ -120,7 +120,7 @@ class next_batch(LearnedDamping):
         kappa = kappa / (1 + count.astype(cosine.dtype) / tau)
         return cosine, self.bounded(state.damping * jnp.exp(-kappa * cosine), count)
 
-    def learn(self, state: NextBatchState, count: jax.Array, proposal: Proposal, taken: jax.Array) -> NextBatchState:  # type: ignore[override]
+    def learn(self, state: NextBatchState, count: jax.Array, proposal: Proposal, taken: jax.Array) -> NextBatchState:
         """λ and the step to be judged; after a refused step the one before it is judged once more."""
         refusal = evaluate_schedule(self.refusal, count, state.damping.dtype)
         damping = self.bounded(proposal.damping * jnp.where(taken, 1, refusal), count)
