@@ -15,7 +15,7 @@ from saddlefree.acceleration import (
 )
 from saddlefree.curvature import gauss_newton, hessian, microbatch_map, microbatch_mean
 from saddlefree.density import spectral_density
-from saddlefree.inspection import diagnostics
+from saddlefree.inspection import averaged_params, diagnostics
 from saddlefree.minimisation import Minimum, Status, least_squares, minimise
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
@@ -26,6 +26,8 @@ from saddlefree.rules.escape import escape
 from saddlefree.rules.fixed import fixed_rate
 from saddlefree.rules.levenberg_marquardt import levenberg_marquardt
 from saddlefree.rules.line_search import line_search
+from saddlefree.rules.next_batch import next_batch
+from saddlefree.rules.noise_aware import noise_aware
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
 from saddlefree.scale import fixed_scale, lanczos_bound, lower_bound, power_iteration, trace_bound

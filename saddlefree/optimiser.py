@@ -21,6 +21,7 @@ from saddlefree.rules.escape import Escaping
 from saddlefree.rules.escape import escape as Escape  # noqa: N812 (the parameter `escape=` would hide it)
 from saddlefree.rules.fixed import fixed_rate
 from saddlefree.rules.line_search import line_search
+from saddlefree.rules.noise_aware import noise_aware
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import Solver, check_solver
@@ -41,6 +42,7 @@ class SaddleFreeState(NamedTuple):
     figures: dict[str, jax.Array]
     rejected_steps: jax.Array
     nonfinite_steps: jax.Array
+    average: Tree  # of the parameters that are not frozen, in working precision; () where it is not asked for
 
 
 class ScaleBySaddleFreeState(NamedTuple):
@@ -64,6 +66,7 @@ def saddle_free_newton(
     max_step: Number | None = None,
     frozen: Frozen = None,
     escape: Escape | None = None,
+    averaging: float | None = None,
     packed: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton with a given learning rate: x ← x − η (|H| + λI)⁻¹ g + μ·(previous update).
@@ -79,6 +82,8 @@ def saddle_free_newton(
       max_step: None, or a number > 0 or schedule: a step is shortened where its root mean square exceeds it.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
       escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
+      averaging: None, or γ ≥ 0: an average of the parameters is kept, which `averaged_params` reads and describes; 8 is
+        a good choice for mini-batches.
       packed: one flat vector for all parameters, which compiles faster. False keeps every leaf by itself: for
         parameters that are sharded over devices, which one vector would gather.
 
@@ -104,7 +109,7 @@ def saddle_free_newton(
             f"damping must be a number or a schedule: use adaptive_saddle_free_newton(solver, rule={damping})"
         )
     rule = fixed_rate(learning_rate, momentum, damping, max_increase, max_step)
-    return _newton(solver, rule, weight_decay, frozen, escape, packed)
+    return _newton(solver, rule, weight_decay, frozen, escape, averaging, packed)
 
 
 @checks.removed(
@@ -122,24 +127,27 @@ def adaptive_saddle_free_newton(
     weight_decay: Number | None = None,
     frozen: Frozen = None,
     escape: Escape | None = None,
+    averaging: float | None = None,
     packed: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Saddle-free Newton that finds learning rate, momentum and damping by itself.
 
     With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the
-    damping is the best of several that are tried (`damping_search`). With others learning rate and momentum minimise a
+    damping is the best of several that are tried on a full batch, and the one that the next batch asks for on
+    mini-batches (`noise_aware`, which tells them apart). With others learning rate and momentum minimise a
     saddle-free quadratic model in the plane of the direction and the previous update, and the damping follows the
     agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). With `quasi_newton`, which knows λ = 0
     only, the learning rate is found by a line search (`line_search`). A step that makes the loss much worse is refused.
 
     Args:
       solver: what computes the direction.
-      initial_damping: λ of the first step, > 0 for `damping_search`, otherwise ≥ 0.
+      initial_damping: λ of the first step, > 0 for `noise_aware`, otherwise ≥ 0.
       rule: a rule to be used instead, such as `levenberg_marquardt(…)`; `initial_damping` is then not used.
       weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update after the
         model and the loss have judged it.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
       escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
+      averaging: None, or γ ≥ 0: an average of the parameters is kept, which `averaged_params` reads.
       packed: one flat vector for all parameters, which compiles faster; False for sharded parameters.
 
     `update` takes the arguments of `saddle_free_newton`'s.
@@ -159,7 +167,7 @@ def adaptive_saddle_free_newton(
     check_solver(solver)
     if rule is None:
         rule = default_rule(solver, initial_damping)
-    return _newton(solver, rule, weight_decay, frozen, escape, packed)
+    return _newton(solver, rule, weight_decay, frozen, escape, averaging, packed)
 
 
 def scale_by_saddle_free(
@@ -222,7 +230,13 @@ def scale_by_saddle_free(
 
 
 def _newton(
-    solver: Solver, rule: Rule, weight_decay: Number | None, frozen: Frozen, escape: Escape | None, packed: bool
+    solver: Solver,
+    rule: Rule,
+    weight_decay: Number | None,
+    frozen: Frozen,
+    escape: Escape | None,
+    averaging: float | None,
+    packed: bool,
 ) -> optax.GradientTransformationExtraArgs:
     """A solver and a rule, put together; see the head of this file."""
     check_solver(solver)
@@ -233,6 +247,8 @@ def _newton(
     if escape is not None:
         checks.kind("escape", escape, Escape, "None or escape(…)")
         rule = Escaping(rule, escape)
+    if averaging is not None:
+        checks.number("averaging", averaging, 0)
     names = ["damping", "learning_rate", "momentum", "result", *rule.measures * ["value"], *rule.figures, *solver.stats]
     remembers = solver.uses_previous or rule.has_momentum
 
@@ -246,6 +262,7 @@ def _newton(
             figures=_empty_figures(names, layout),
             rejected_steps=_zero(),
             nonfinite_steps=_zero(),
+            average=() if averaging is None else space.zeros_like(space.to_working(layout.like)),
         )
 
     def update(
@@ -286,16 +303,27 @@ def _newton(
             figures={name: jnp.asarray(figures[name]).astype(state.figures[name].dtype) for name in names},
             rejected_steps=state.rejected_steps + decision.refused.astype(jnp.int32),
             nonfinite_steps=state.nonfinite_steps + (~decision.finite).astype(jnp.int32),
+            average=() if averaging is None else _averaged(state.average, layout, averaging, count),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _averaged(average: Tree, layout: Space, averaging: Number, count: jax.Array) -> Tree:
+    """The average with the present parameters in it, the count-th of them; see `averaged_params`."""
+    gamma = evaluate_schedule(averaging, count, layout.dtype)
+    # Those that an update sees, whatever a chained transformation does to its result.
+    difference = space.sub(space.to_working(layout.like), average)
+    return space.axpy((gamma + 1) / (gamma + count.astype(layout.dtype)), difference, average)
 
 
 def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:
     """The rule that a solver goes with, by how many λ it answers."""
     if solver.answers == Answers.ZERO:
         return line_search()
-    return damping_search(initial_damping) if solver.answers == Answers.ANY else adaptive_plane(initial_damping)
+    if solver.answers == Answers.ANY:
+        return noise_aware(damping_search(initial_damping))
+    return adaptive_plane(initial_damping)
 
 
 def _layout(params: Tree, frozen: Frozen, packed: bool) -> Space:

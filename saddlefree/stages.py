@@ -9,9 +9,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from saddlefree.descent import Stage
-from saddlefree.optimiser import DEFAULT_ADAPTIVE, default_rule
+from saddlefree.optimiser import DEFAULT_ADAPTIVE
+from saddlefree.optimiser import default_rule as rule_of_batches
 from saddlefree.residuals import ResidualFn, count, pointwise
 from saddlefree.rules.base import Rule, check_rule
+from saddlefree.rules.noise_aware import noise_aware
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import Solver, check_solver
 from saddlefree.solvers.quasi_newton import quasi_newton
@@ -30,6 +32,12 @@ LEAST = 20
 """The fewest updates that are worth keeping: with less memory than that, |H| is the only stage."""
 PACE = 0.05
 """How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
+
+
+def default_rule(solver: Solver) -> Rule:
+    """The rule that a solver goes with on a full batch, where there is no other batch to judge by."""
+    rule = rule_of_batches(solver)
+    return rule.search if isinstance(rule, noise_aware) else rule
 
 
 def single(solver: Solver, rule: Rule | None = None) -> tuple[Stage, ...]:

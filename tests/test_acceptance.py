@@ -41,6 +41,8 @@ RULES = {
     "line": sf.line_search(),
     "undamped": sf.fixed_rate(0.3, None, damping=0.0),
     "longest": sf.damping_search(0.1, target=0.25),
+    "next-batch": sf.next_batch(0.5),
+    "noise-aware": sf.noise_aware(sf.damping_search(0.1)),
 }
 
 
@@ -60,9 +62,9 @@ FEW = [
     ("memory", "fixed"),
     ("recycled", "search"),
     ("two-pass", "marquardt"),
-    ("low-rank", "momentum"),
+    ("low-rank", "next-batch"),
     ("over-adam", "fixed"),
-    ("blockwise", "search"),
+    ("blockwise", "noise-aware"),
     ("exact", "plane"),
     ("quasi-newton", "line"),
     ("pairs", "undamped"),

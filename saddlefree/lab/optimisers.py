@@ -235,6 +235,17 @@ def _(v: "Values", around: "Circumstances") -> Any:
 
 
 @optimiser(
+    "adaptive",
+    "the default: the same, and where batches differ the next one chooses λ",
+    {**_initial(), "rate": Setting(0.3, (0.03, 1))},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    solver = sf.lanczos(8, "sqrt", memory=1, recycle=40)
+    rule = sf.noise_aware(sf.damping_search(v["initial_damping"]), sf.next_batch(rate=v["rate"]))
+    return sf.adaptive_saddle_free_newton(_unrolled(solver, around), rule=rule)
+
+
+@optimiser(
     "low-rank",
     "curvature of low rank, refreshed now and then, over Adam",
     {

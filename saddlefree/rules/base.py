@@ -36,6 +36,7 @@ class Proposal(NamedTuple):
     ratio: jax.Array | None = None  # ρ
     figures: dict[str, jax.Array] = {}  # noqa: RUF012 (never written)
     gradient: Vector | None = None  # ∇f(x + s), where the rule has computed it
+    sensitivity: Vector | None = None  # ∂s/∂log λ, where the rule learns by it
 
 
 class Rule:
@@ -168,6 +169,11 @@ def check_rule(rule: Any, solver: Solver) -> None:
         raise ValueError(
             f"{type(rule).__name__} asks for λ > 0, and {type(solver).__name__} answers λ = 0 only: use line_search(), "
             "or fixed_rate(…, damping=0)"
+        )
+    if rule.asks == Answers.ANY > solver.answers:
+        raise ValueError(
+            f"{type(rule).__name__} differentiates the step in λ, and {solver} does not answer every λ: use lanczos(), "
+            "exact() or low_rank(), or levenberg_marquardt()"
         )
     if rule.asks > solver.answers:
         raise ValueError(

@@ -1,7 +1,7 @@
 """λ by trial: several values on one model, and the one with the lowest loss, or with the longest step that is good."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,21 @@ from saddlefree.problem import Problem
 from saddlefree.rules.base import Proposal, measured, reduction_ratio
 from saddlefree.rules.levenberg_marquardt import LearnedDamping
 from saddlefree.space import Number, evaluate_schedule
+
+
+class Trials(NamedTuple):
+    """Steps at several λ, and the loss after each."""
+
+    dampings: jax.Array
+    answers: Answer
+    losses: jax.Array
+
+    def proposal(self, problem: Problem, index: jax.Array | int) -> Proposal:
+        """One of them."""
+        damping, answer = self.dampings[index], space.get(self.answers, index)
+        one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
+        proposal = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer, after=self.losses[index])
+        return measured(proposal, problem, answer.predicted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,26 +95,31 @@ class damping_search(LearnedDamping):
 
     def propose(self, problem: Problem, model: Model, state: jax.Array, count: jax.Array) -> Proposal:
         """The best of the trials."""
+        trials = self.trials(problem, model, self.dampings(state, count, problem.space.dtype))
+        return trials.proposal(problem, self.best(problem, trials, count))
+
+    def trials(self, problem: Problem, model: Model, dampings: jax.Array) -> "Trials":
+        """The losses at all λ."""
         assert problem.loss is not None
         loss = problem.loss
-        dampings = self.dampings(state, count, problem.space.dtype)
 
         def attempt(damping: jax.Array) -> tuple[Answer, jax.Array]:
             answer = model.answer(damping)
             return answer, loss(space.scale(-1, answer.whole))
 
         # Kept, because an answer may take a factorisation.
-        answers, losses = jax.lax.map(attempt, dampings)
+        return Trials(dampings, *jax.lax.map(attempt, dampings))
+
+    def best(self, problem: Problem, trials: "Trials", count: jax.Array) -> jax.Array:
+        """The index of the lowest loss, or of the longest step that is good."""
+        losses = trials.losses
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
         if self.target is not None:
-            ratios = reduction_ratio(loss(None), losses, answers.predicted)
+            ratios = reduction_ratio(problem.loss(None), losses, trials.answers.predicted)  # type: ignore[misc]
             good = ratios >= evaluate_schedule(self.target, count, losses.dtype)
             # λ ascends: the first is the smallest.
             best = jnp.where(jnp.any(good), jnp.argmax(good), best)
-        damping, answer = dampings[best], space.get(answers, best)
-        one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
-        proposal = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer, after=losses[best])
-        return measured(proposal, problem, answer.predicted)
+        return best
 
     def learn(self, state: jax.Array, count: jax.Array, proposal: Proposal, taken: jax.Array) -> jax.Array:
         """The best λ is the middle of the next trials; where none was good, one beyond them."""

@@ -1,0 +1,113 @@
+"""λ by trial on a full batch, and by the next batch where batches differ."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from saddlefree import checks, space
+from saddlefree.model import Answers, Model
+from saddlefree.problem import Problem
+from saddlefree.rules.base import Proposal, Rule
+from saddlefree.rules.next_batch import NextBatchState, next_batch, sensitivity
+from saddlefree.rules.search import damping_search
+from saddlefree.solvers.base import forwarded
+from saddlefree.space import Space
+
+
+class NoiseAwareState(NamedTuple):
+    """λ and the last step, the last batch's loss, and how much batches differ."""
+
+    judged: NextBatchState
+    value: jax.Array  # the last batch's loss at the parameters that it led to
+    noise: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class noise_aware(Rule):
+    """Several λ are tried while batches agree, and the next batch judges λ while they do not.
+
+    At the parameters that a step has led to, the batch before has the loss f₋ of its trial and the new one f. On a
+    full batch they are equal up to rounding; on mini-batches they are not:
+
+        ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
+
+    While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the
+    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ.
+    The figure `noise` is ν, and `verdict` the cosine.
+
+    Args:
+      search: a `damping_search`; its bounds and its refusal hold for both, and its trials are evaluated in each step.
+      verdict: a `next_batch`; of it `rate`, `decay_steps` and `refusal` count.
+      threshold: > 0. A chained transformation or a weight decay that changes the loss by more than this share counts as
+        noise.
+
+    >>> import saddlefree as sf
+    >>> def noise(batches):
+    ...     tx, x = sf.adaptive_saddle_free_newton(sf.exact(), rule=noise_aware()), jnp.zeros(1)
+    ...     state = tx.init(x)
+    ...     for target in batches:
+    ...         loss = lambda x: jnp.sum((x - target) ** 4)
+    ...         updates, state = tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+    ...         x = x + updates
+    ...     return bool(sf.diagnostics(state)["noise"] > 1e-2)
+    >>> noise([1.0, 1.0, 1.0]), noise([1.0, 1.1, 0.9])
+    (False, True)
+    """
+
+    search: damping_search = damping_search()
+    verdict: next_batch = next_batch()
+    threshold: float = 1e-2
+
+    figures = ("reduction_ratio", "verdict", "noise")
+    asks = Answers.ANY
+    measures = True
+    max_increase = forwarded("search.max_increase")
+    evaluations = forwarded("search.evaluations")
+
+    def __post_init__(self) -> None:
+        checks.kind("search", self.search, damping_search, "damping_search(…)")
+        checks.kind("verdict", self.verdict, next_batch, "next_batch(…)")
+        checks.number("threshold", self.threshold, 0, open_low=True)
+
+    def init(self, layout: Space) -> NoiseAwareState:
+        """The search's λ, no step and no noise."""
+        zero = lambda: jnp.zeros((), layout.dtype)  # noqa: E731
+        return NoiseAwareState(NextBatchState(self.search.init(layout), layout.zeros()), zero(), zero())
+
+    def dampings(self, state: NoiseAwareState, count: jax.Array, dtype: Any) -> jax.Array:
+        """Those of the search."""
+        return self.search.dampings(state.judged.damping, count, dtype)
+
+    def propose(self, problem: Problem, model: Model, state: NoiseAwareState, count: jax.Array) -> Proposal:
+        """The best of the trials, or the middle one, which is the next batch's."""
+        noise = self._noise(problem, state, count)
+        noisy = noise > self.threshold
+        cosine, judged = self.verdict.judge(problem, state.judged, count)
+        middle = jnp.where(noisy, judged, state.judged.damping)
+        trials = self.search.trials(problem, model, self.search.dampings(middle, count, problem.space.dtype))
+        best = jnp.where(noisy, self.search.reach, self.search.best(problem, trials, count))
+        proposal = trials.proposal(problem, best)
+        return proposal._replace(
+            sensitivity=sensitivity(lambda damping: space.scale(-1, model.answer(damping).whole), proposal.damping),
+            figures={"verdict": jnp.where(noisy, cosine, 0), "noise": noise},
+        )
+
+    def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
+        """ν, in which a loss that is not finite does not count."""
+        assert problem.loss is not None
+        value = problem.loss(None)
+        difference = jnp.abs(value - state.value)
+        difference *= space.reciprocal(jnp.maximum(jnp.abs(value), jnp.abs(state.value)))
+        known = (count > 0) & jnp.isfinite(difference)
+        return jnp.maximum(jnp.where(known, difference, 0), state.noise / 2)
+
+    def learn(self, state: NoiseAwareState, count: jax.Array, proposal: Proposal, taken: jax.Array) -> NoiseAwareState:
+        """As the search or the verdict, and the loss that the next batch's is compared with."""
+        noise = proposal.figures["noise"]
+        judged = self.verdict.learn(state.judged, count, proposal, taken)
+        searched = self.search.learn(state.judged.damping, count, proposal, taken)
+        judged = judged._replace(damping=jnp.where(noise > self.threshold, judged.damping, searched))
+        value = jnp.where(taken, jnp.asarray(proposal.after), jnp.asarray(proposal.before))
+        return NoiseAwareState(judged, jnp.where(jnp.isfinite(value), value, state.value), noise)
