@@ -30,7 +30,7 @@ PASSES = 100
 """The same where each of them takes a pass over all residuals."""
 LEAST = 20
 """The fewest updates that are worth keeping: with less memory than that, |H| is the only stage."""
-PACE = 0.05
+PACE = 0.02
 """How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
 
 
