@@ -44,9 +44,13 @@ def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) ->
     from saddlefree.lab.methods import Method, whole_batch
 
     whole_batch("optimistix", around)
-    options = {"jac": "bwd"} if least_squares else {}
 
-    def parts(params: Any, model_state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def options(params: Any, shape: Any) -> dict[str, Any]:
+        """The Jacobian by the fewer of rows and columns."""
+        rows, columns = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (shape, params))
+        return {"jac": "bwd" if rows < columns else "fwd"} if least_squares else {}
+
+    def parts(params: Any, model_state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
         def fn(params: Any, _: Any) -> tuple[Any, None]:
             if least_squares:
                 return around.task.residuals(params, model_state, batch), None
@@ -54,17 +58,18 @@ def _optimistix(solver: Any, around: "Circumstances", *, least_squares: bool) ->
 
         shape, _ = eqx.filter_eval_shape(fn, params, None)
         tags: frozenset[object] = frozenset()
-        dynamic, static = eqx.partition(solver.init(fn, params, None, options, shape, None, tags), eqx.is_array)
-        return fn, dynamic, static
+        chosen = options(params, shape)
+        dynamic, static = eqx.partition(solver.init(fn, params, None, chosen, shape, None, tags), eqx.is_array)
+        return fn, chosen, dynamic, static
 
     def init(params: Any, model_state: Any, seed: Any, batch: Any) -> PeerState:
         # Copied, because the state holds the parameters again and a run donates both.
-        return PeerState(params, model_state, jax.tree.map(jnp.copy, parts(params, model_state, batch)[1]))
+        return PeerState(params, model_state, jax.tree.map(jnp.copy, parts(params, model_state, batch)[2]))
 
     def step(state: PeerState, batch: Any) -> tuple[PeerState, dict[str, Any]]:
-        fn, _, static = parts(state.params, state.model_state, batch)
+        fn, chosen, _, static = parts(state.params, state.model_state, batch)
         before = eqx.combine(state.solver, static)
-        params, after, _ = solver.step(fn, state.params, None, options, before, frozenset())
+        params, after, _ = solver.step(fn, state.params, None, chosen, before, frozenset())
         figures = after.f_info  # of the parameters that are kept
         loss = 0.5 * jnp.sum(figures.residual**2) if least_squares else figures.f
         return PeerState(params, state.model_state, eqx.filter(after, eqx.is_array)), {"loss": loss}
