@@ -57,8 +57,7 @@ def averaged_params(state: Any, params: Tree) -> Tree:
     >>> [round(float(mean), 3) for mean in averaged_params(state, x)]
     [2.333]
     """
-    kept = [s for s in _find(state) if isinstance(s, SaddleFreeState)]
-    found = [s for s in kept if s.average or not isinstance(s.average, tuple)]  # () is none
+    found = [s for s in _find(state) if isinstance(s, SaddleFreeState) and jax.tree.leaves(s.average)]
     if not found:
         raise ValueError(
             f"state must be that of an optimiser with averaging=…, got {type(state).__name__} without an average"

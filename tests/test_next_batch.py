@@ -244,3 +244,9 @@ def test_averaged_parameters(packed):
     np.testing.assert_allclose(mean["a"], expected[:2], rtol=1e-5)
     np.testing.assert_allclose(np.float32(mean["b"]), expected[2], rtol=1e-2)
     np.testing.assert_array_equal(mean["c"], params["c"])
+
+
+def test_the_average_of_parameters_that_are_one_array():
+    tx, x = sf.saddle_free_newton(0.5, solver=sf.exact(), averaging=0.0), jnp.ones(3)
+    _, state = tx.update(x, tx.init(x), x, value_fn=lambda x: jnp.sum(x**2) / 2)
+    np.testing.assert_array_equal(sf.averaged_params(state, x), x)

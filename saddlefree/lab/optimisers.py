@@ -240,9 +240,12 @@ def _(v: "Values", around: "Circumstances") -> Any:
     {**_initial(), "rate": Setting(0.3, (0.03, 1))},
 )
 def _(v: "Values", around: "Circumstances") -> Any:
-    solver = sf.lanczos(8, "sqrt", memory=1, recycle=40)
-    rule = sf.noise_aware(sf.damping_search(v["initial_damping"]), sf.next_batch(rate=v["rate"]))
-    return sf.adaptive_saddle_free_newton(_unrolled(solver, around), rule=rule)
+    from saddlefree.optimiser import DEFAULT_ADAPTIVE
+
+    def rule(damping: float) -> Any:
+        return sf.noise_aware(sf.damping_search(damping), sf.next_batch(rate=v["rate"]))
+
+    return _adaptive(DEFAULT_ADAPTIVE, v, around, rule)
 
 
 @optimiser(
@@ -298,7 +301,11 @@ def _(v: "Values", around: "Circumstances") -> Any:
 def _(v: "Values", around: "Circumstances") -> Any:
     import optax
 
-    return optax.adam(schedule(v, around), b1=1 - v["one_minus_beta1"], b2=1 - v["one_minus_beta2"], eps=v["epsilon"])
+    return optax.adam(schedule(v, around), **_betas(v), eps=v["epsilon"])
+
+
+def _betas(v: "Values") -> dict[str, Any]:
+    return {"b1": 1 - v["one_minus_beta1"], "b2": 1 - v["one_minus_beta2"]}
 
 
 def _decay() -> dict[str, Setting]:
@@ -317,8 +324,7 @@ def _adamw(name: str, about: str, nesterov: bool) -> None:
     def _(v: "Values", around: "Circumstances") -> Any:
         import optax
 
-        betas = {"b1": 1 - v["one_minus_beta1"], "b2": 1 - v["one_minus_beta2"]}
-        return optax.adamw(schedule(v, around), **betas, weight_decay=v["weight_decay"], nesterov=nesterov)
+        return optax.adamw(schedule(v, around), **_betas(v), weight_decay=v["weight_decay"], nesterov=nesterov)
 
 
 _adamw("adamw", "Adam with weight decay", nesterov=False)
@@ -362,8 +368,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
 def _(v: "Values", around: "Circumstances") -> Any:
     from saddlefree.lab.soap import soap
 
-    betas = {"b1": 1 - v["one_minus_beta1"], "b2": 1 - v["one_minus_beta2"]}
-    return soap(schedule(v, around), **betas, refresh_every=v["refresh_every"])
+    return soap(schedule(v, around), **_betas(v), refresh_every=v["refresh_every"])
 
 
 @optimiser(
