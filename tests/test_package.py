@@ -1,6 +1,8 @@
 """The package as a whole: what it imports, what it exports."""
 
 import importlib.metadata
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -27,8 +29,14 @@ def test_public_names_are_documented_and_exist():
     for name in sf.__all__:
         part = getattr(sf, name)
         assert part.__doc__, name
-        if callable(part) and name != "Solution":
+        if callable(part):
             assert ">>>" in part.__doc__, f"{name} has no example"
+
+
+def test_public_names_are_on_the_page_of_the_api():
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"^::: saddlefree\.(\w+)", page, flags=re.MULTILINE))
+    assert set(sf.__all__) - shown == set()
 
 
 @pytest.mark.parametrize(
