@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 PAGES = ROOT / "docs" / "tutorials"
 NAMES = ("helmholtz", "classifier", "spectrum", "solver", "direction")
+HEAD = "---\nhide:\n  - toc\n---"
+"""Of each page: it has no sections, and code takes the place of their list."""
 
 
 class Cell(NamedTuple):
@@ -74,7 +76,7 @@ def run(name: str, folder: Path, **constants: Any) -> Iterator[Outcome]:
 def write(name: str) -> None:
     """The page of a tutorial, from a run at full size."""
     head, _ = read(name)
-    parts = [f"# {head}", f"The whole program is `examples/{name}.py`; what follows is its source, run as it stands."]
+    parts = [HEAD, f"# {head}", f"The whole program is `examples/{name}.py`; what follows is its source, run as it stands."]
     PAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for cell, printed, files, _ in run(name, Path(folder)):

@@ -50,7 +50,7 @@ print(f"before training: from {jnp.min(before.values):.3f} to {jnp.max(before.va
 print(f"share below -0.01: {jnp.sum(jnp.where(before.values < -0.01, before.weights, 0)):.2f}")
 
 # %%
-# The dense Hessian, which costs as many products as there are parameters, says the same.
+# The dense Hessian has the same extremes and nearly the same share. It costs as many products as there are parameters.
 flat, restore = jax.flatten_util.ravel_pytree(params)
 eigenvalues = jnp.linalg.eigvalsh(jax.jit(jax.hessian(lambda flat: loss(restore(flat))))(flat))
 print(f"{flat.size} eigenvalues, from {eigenvalues[0]:.3f} to {eigenvalues[-1]:.3f}")

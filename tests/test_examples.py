@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 SMALL = {
     "helmholtz": {"STEPS": 60, "POINTS": 60, "EDGE": 10, "SIZES": (2, 16, 1)},
-    "classifier": {"EPOCHS": 1, "HIDDEN": 8, "BATCH": 200},
+    "classifier": {"EPOCHS": 3, "HIDDEN": 8, "BATCH": 200},
     "spectrum": {"STEPS": 10, "WIDTH": 4, "PRODUCTS": 28},
     "solver": {"STEPS": 10},
     "direction": {"STEPS": 30, "SIZE": 6, "RANK": 2},
@@ -51,7 +51,7 @@ def test_helmholtz(run):
 def test_classifier(run):
     names = run("classifier")
     assert set(names["curves"]) == set(names["optimisers"])
-    assert all(losses[-1] < 2.2 for losses in names["curves"].values())  # log 10 = 2.3 is a guess
+    assert all(losses[-1] < losses[0] for losses in names["curves"].values())
     assert names["metrics"]["noise"] > 0
 
 
