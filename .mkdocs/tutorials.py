@@ -76,7 +76,8 @@ def run(name: str, folder: Path, **constants: Any) -> Iterator[Outcome]:
 def write(name: str) -> None:
     """The page of a tutorial, from a run at full size."""
     head, _ = read(name)
-    parts = [HEAD, f"# {head}", f"The whole program is `examples/{name}.py`; what follows is its source, run as it stands."]
+    where = f"The whole program is `examples/{name}.py`; what follows is its source, run as it stands."
+    parts = [HEAD, f"# {head}", where]
     PAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for cell, printed, files, _ in run(name, Path(folder)):
