@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 SMALL = {
     "helmholtz": {"STEPS": 60, "POINTS": 60, "EDGE": 10, "SIZES": (2, 16, 1)},
-    "classifier": {"EPOCHS": 3, "HIDDEN": 8, "BATCH": 200},
+    "classifier": {"EPOCHS": 2, "HIDDEN": 8, "BATCH": 200},
     "spectrum": {"STEPS": 10, "WIDTH": 4, "PRODUCTS": 28},
     "solver": {"STEPS": 10},
     "direction": {"STEPS": 30, "SIZE": 6, "RANK": 2},
