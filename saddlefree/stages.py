@@ -24,7 +24,7 @@ DENSE = 1_000
 """The most parameters for which a quasi-Newton matrix is kept whole."""
 MEMORY = 200
 """The updates of a quasi-Newton matrix that are kept for more parameters."""
-FEW = 500
+FEW = 600
 """The most residuals, or parameters, for which Gauss-Newton steps are the first stage."""
 PASSES = 100
 """The same where each of them takes a pass over all residuals."""
@@ -32,6 +32,9 @@ LEAST = 20
 """The fewest updates that are worth keeping: with less memory than that, |H| is the only stage."""
 PACE = 0.02
 """How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
+
+GAUSS_NEWTON = damping_search(spread=10.0, reach=1, share=0.5, lengths=6)
+"""The rule of Gauss-Newton steps."""
 
 
 def default_rule(solver: Solver) -> Rule:
@@ -76,6 +79,6 @@ def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Stage,
     most = FEW if isinstance(residual_fn, pointwise) else PASSES
     if min(rows, layout.size) > most or needed > solver.max_bytes // 2:
         return rest
-    first = Stage(solver, damping_search(target=0.25), pace=PACE, following=1)
+    first = Stage(solver, GAUSS_NEWTON, pace=PACE, following=1)
     after = [stage._replace(following=None if stage.following is None else stage.following + 1) for stage in rest]
     return first, *after
