@@ -1,6 +1,7 @@
 """λ by trial on a full batch, and by the next batch where batches differ."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -96,8 +97,8 @@ class noise_aware(Rule):
         noisy = noise > self.threshold
         cosine, damping = self.verdict.judge(problem, state.judged, count)
         # What a search took for its own batch is far too small for the next ones.
-        least = jnp.where(state.noise > self.threshold, 0, self._least(model))
-        damping = self.search.bounded(jnp.maximum(damping, least), count)
+        begins = state.noise <= self.threshold
+        damping = self.search.bounded(jnp.where(begins, self._lifted(damping, model), damping), count)
 
         def step(damping: jax.Array) -> Vector:
             return space.scale(-1, model.answer(damping).whole)
@@ -115,10 +116,10 @@ class noise_aware(Rule):
         proposal = jax.lax.cond(noisy, judged, searched)
         return proposal._replace(figures={"verdict": jnp.where(noisy, cosine, 0), "noise": noise})
 
-    def _least(self, model: Model) -> jax.Array:
-        """A share of the largest |θ| that the solver reports; 0 where it reports none."""
+    def _lifted(self, damping: jax.Array, model: Model) -> jax.Array:
+        """λ, or a share of the largest |θ| where that is more and the solver reports it."""
         extremes = [jnp.abs(x) for name, x in model.stats.items() if name.startswith(("smallest_", "largest_"))]
-        return _SHARE * jnp.max(jnp.stack(extremes)) if extremes else jnp.zeros(())
+        return functools.reduce(lambda largest, x: jnp.maximum(largest, _SHARE * x), extremes, damping)
 
     def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
         """ν, in which a loss that is not finite does not count."""

@@ -34,9 +34,9 @@ class Kept(NamedTuple):
 
 def empty(layout: Space, size: int) -> Kept:
     """Before the first step; a Krylov space has `size` vectors."""
-    one = jnp.ones((), jnp.int32)
     average = Average(layout.zeros(), jnp.zeros((), layout.dtype))
-    return Kept(one, one, average, space.stack(layout.zeros(), size))
+    # Two arrays, because a state may be donated.
+    return Kept(jnp.ones((), jnp.int32), jnp.ones((), jnp.int32), average, space.stack(layout.zeros(), size))
 
 
 @dataclasses.dataclass(frozen=True)
