@@ -7,6 +7,7 @@ One update, from x with loss f, gradient g and curvature H:
 A step that is not finite, in the parameters' own dtypes, is the update 0 and leaves momentum and curvature alone.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from saddlefree.rules.escape import Escaping
 from saddlefree.rules.escape import escape as Escape  # noqa: N812 (the parameter `escape=` would hide it)
 from saddlefree.rules.fixed import fixed_rate
 from saddlefree.rules.line_search import line_search
+from saddlefree.rules.next_batch import next_batch
 from saddlefree.rules.noise_aware import noise_aware
 from saddlefree.rules.plane import adaptive_plane
 from saddlefree.rules.search import damping_search
@@ -29,7 +31,7 @@ from saddlefree.solvers.lanczos import lanczos
 from saddlefree.space import Number, Space, Tree, Vector, evaluate_schedule
 
 _DEFAULT = lanczos(num_products=10)
-DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40)
+DEFAULT_ADAPTIVE = lanczos(num_products=8, damping_form="sqrt", memory=1, recycle=40, refresh_every=100)
 
 
 class SaddleFreeState(NamedTuple):
@@ -134,10 +136,11 @@ def adaptive_saddle_free_newton(
 
     With a solver that answers any damping without new products (`lanczos`, the default, `exact`, `low_rank`) the
     damping is the best of several that are tried on a full batch, and the one that the next batch asks for on
-    mini-batches (`noise_aware`, which tells them apart). With others learning rate and momentum minimise a
-    saddle-free quadratic model in the plane of the direction and the previous update, and the damping follows the
-    agreement of model and loss (`adaptive_plane`, the paper's Appendix A.4). With `quasi_newton`, which knows λ = 0
-    only, the learning rate is found by a line search (`line_search`). A step that makes the loss much worse is refused.
+    mini-batches (`noise_aware`, which tells them apart; the default solver then makes products now and then only).
+    With others learning rate and momentum minimise a saddle-free quadratic model in the plane of the direction and the
+    previous update, and the damping follows the agreement of model and loss (`adaptive_plane`, the paper's Appendix
+    A.4). With `quasi_newton`, which knows λ = 0 only, the learning rate is found by a line search (`line_search`). A
+    step that makes the loss much worse is refused.
 
     Args:
       solver: what computes the direction.
@@ -274,6 +277,7 @@ def _newton(
         if not layout.size:
             return space.zeros_like(updates), state._replace(count=count)
         _check_state(init, params, state)
+        problem = dataclasses.replace(problem, noisy=rule.noisy(problem, state.rule, state.count))
         dampings = rule.dampings(state.rule, state.count, layout.dtype)
         model, memory = solver.model(problem, dampings, state.solver)
         proposal = rule.propose(problem, model, state.rule, state.count)
@@ -322,7 +326,10 @@ def default_rule(solver: Solver, initial_damping: Number = 1e-2) -> Rule:
     if solver.answers == Answers.ZERO:
         return line_search()
     if solver.answers == Answers.ANY:
-        return noise_aware(damping_search(initial_damping))
+        # Where curvature is kept and gradients are averaged over many batches, small corrections of λ suffice.
+        keeps = getattr(solver, "refresh_every", None) is not None
+        verdict = next_batch(rate=0.05, decay_steps=1e6) if keeps else next_batch()
+        return noise_aware(damping_search(initial_damping), verdict)
     return adaptive_plane(initial_damping)
 
 

@@ -30,6 +30,7 @@ class Problem:
       loss_gradient: the gradient of `loss`, which may differ from the right-hand side g.
       prepared: the product with H on vectors, where it has been prepared for several users.
       value_and_gradient: the loss after a step, and its gradient there.
+      noisy: whether batches differ, a bool, where the rule finds out; a solver may then spare products.
       residuals: the residuals r with f = ½‖r‖² as a function of the trainable parameters, where they were given.
     """
 
@@ -43,6 +44,7 @@ class Problem:
     prepared: Callable[[Vector], Vector] | None = None
     value_and_gradient: Callable[[Vector], tuple[jax.Array, Vector]] | None = None
     residuals: ResidualFn | None = None
+    noisy: jax.Array | None = None
 
     def product(self) -> Callable[[Vector], Vector]:
         """v ↦ H v on vectors. Call it only where products are needed: it differentiates the loss."""
@@ -59,7 +61,15 @@ class Problem:
             return block.pack(space.select(part, self.space.unpack(x, cast=False)))
 
         previous = None if self.previous is None else restrict(self.previous)
-        return Problem(block, restrict(self.gradient), self.operator, previous, self.refresh, residuals=self.residuals)
+        return Problem(
+            block,
+            restrict(self.gradient),
+            self.operator,
+            previous,
+            self.refresh,
+            residuals=self.residuals,
+            noisy=self.noisy,
+        )
 
 
 def from_update(

@@ -35,11 +35,37 @@ class TrainState(NamedTuple):
 LossFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[jax.Array, tuple[Tree, Any]]]
 """(params, model_state, batch, key) to (loss, (new model_state, aux)); where there is no model state, it is None."""
 
+PredictFn = Callable[[Tree, Tree, Tree, jax.Array], tuple[Any, tuple[Tree, Any]]]
+"""(params, model_state, batch, key) to (outputs, (new model_state, aux))."""
+
+Split = tuple[PredictFn, Callable[[Any, Tree], jax.Array] | str]
+"""A model's outputs, and the loss as a function (outputs, batch) of them, or the name of one."""
+
 ResidualsOf = Callable[[Tree, Tree, jax.Array], ResidualFn]
 """(model_state, batch, key) to the residuals of that batch, a function of the parameters or `pointwise(…)`."""
 
 _MANY = 8
 """Compilations of one step beyond which it warns."""
+
+
+def softmax_cross_entropy(outputs: jax.Array, batch: Tree) -> jax.Array:
+    """The mean of −Σ_c t_c log softmax(outputs)_c for a batch (inputs, targets): classes, or their probabilities t."""
+    _, targets = batch
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
+    return jnp.mean(optax.softmax_cross_entropy(outputs, targets))
+
+
+def squared_error(outputs: jax.Array, batch: Tree) -> jax.Array:
+    """The mean of ½‖output − target‖² over the examples of a batch (inputs, targets)."""
+    _, targets = batch
+    if outputs.shape != targets.shape:
+        raise ValueError(f"targets must have the outputs' shape {outputs.shape}, got {targets.shape}")
+    return jnp.sum(jnp.square(outputs - targets)) / (2 * outputs.shape[0])
+
+
+LOSSES = {"softmax_cross_entropy": softmax_cross_entropy, "squared_error": squared_error}
+"""Those that `make_step` knows by name."""
 
 
 def init(
@@ -62,9 +88,10 @@ def init(
 
 
 def make_step(
-    loss_fn: LossFn,
+    loss_fn: LossFn | Split,
     tx: optax.GradientTransformation,
     *,
+    curvature: str = "hessian",
     residual_fn: ResidualsOf | None = None,
     microbatch_size: int | None = None,
     donate: bool = True,
@@ -77,8 +104,12 @@ def make_step(
     After a non-finite loss the model state stays as it was.
 
     Args:
-      loss_fn: (params, model_state, batch, key) to (loss, (new model_state, aux)).
+      loss_fn: (params, model_state, batch, key) to (loss, (new model_state, aux)). Or a pair (predict_fn, loss):
+        predict_fn as loss_fn, but with the model's outputs in place of the loss, and loss a function (outputs, batch),
+        or "softmax_cross_entropy" or "squared_error" for batches (inputs, targets).
       tx: this library's, or any Optax transformation; it is handed `value`, `grad` and `value_fn`.
+      curvature: "hessian", or for a pair "gauss_newton": products with G = Jᵀ ∇²ℓ J, with the Jacobian J of the outputs
+        and the loss ℓ as a function of them. G is positive semi-definite where ℓ is convex.
       residual_fn: for `row_space`: (model_state, batch, key) to a function of the parameters, or `pointwise(…)`, that
         returns residuals whose half squared norm is the loss of the batch.
       microbatch_size: examples at a time, ≥ 1, for batches that do not fit into memory: losses, gradients and products
@@ -101,7 +132,25 @@ def make_step(
     Array([1., 2., 3.], dtype=float32)
     >>> float(metrics["aux"]["largest"])
     3.0
+
+    Gauss-Newton, from the model's outputs and the name of the loss:
+
+    >>> def predict_fn(params, model_state, batch, key):
+    ...     inputs, _ = batch
+    ...     return jnp.tanh(inputs @ params), (model_state, None)
+    >>> step = make_step((predict_fn, "squared_error"), tx, curvature="gauss_newton")
+    >>> state, metrics = step(init(jnp.zeros(3), tx), (jnp.eye(3), jnp.array([0.1, 0.2, 0.3])))
+    >>> [round(float(x), 3) for x in state.params]  # tanh is linear at 0
+    [0.1, 0.2, 0.3]
     """
+    if curvature not in ("hessian", "gauss_newton"):
+        raise ValueError(f"curvature must be 'hessian' or 'gauss_newton', got {curvature!r}")
+    split = _split(loss_fn)
+    if split is None and curvature == "gauss_newton":
+        raise ValueError(
+            "loss_fn must be a pair (predict_fn, loss) beside curvature='gauss_newton', which needs the model's "
+            f"outputs, got {loss_fn!r}"
+        )
     if microbatch_size is not None:
         checks.integer("microbatch_size", microbatch_size, low=1)
         if residual_fn is not None:
@@ -112,7 +161,7 @@ def make_step(
     traces = itertools.count(1)
 
     def evaluate(*args: Any) -> tuple[jax.Array, Any]:
-        result = loss_fn(*args)
+        result = loss_fn(*args) if split is None else _composed(*split)(*args)  # type: ignore[operator]
         if not (_is_pair(result) and _is_pair(result[1])):
             raise ValueError(
                 "loss_fn must return (loss, (new model_state, aux)), with None for what there is not, as in "
@@ -120,7 +169,9 @@ def make_step(
             )
         return result
 
-    def objective(state: TrainState, batch: Tree, key: jax.Array) -> Callable[[Tree], tuple[jax.Array, Any]]:
+    def objective(
+        state: TrainState, batch: Tree, key: jax.Array, evaluate: Any = evaluate
+    ) -> Callable[[Tree], tuple[jax.Array, Any]]:
         if microbatch_size is None:
             return lambda params: evaluate(params, state.model_state, batch, key)
         length = jax.tree.leaves(batch)[0].shape[0]
@@ -145,8 +196,9 @@ def make_step(
         loss_and_aux = objective(state, batch, key)
         (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
         known: dict[str, Any] = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
-        if curvature_batch is not None:
-            curved = objective(state, curvature_batch, key)
+        if curvature_batch is not None or curvature == "gauss_newton":
+            linear = {} if split is None or curvature == "hessian" else {"evaluate": _linearised(*split, state.params)}
+            curved = objective(state, batch if curvature_batch is None else curvature_batch, key, **linear)
             known["curvature_fn"] = lambda params: curved(params)[0]
         if residual_fn is not None:
             known["residual_fn"] = residual_fn(state.model_state, batch, key)
@@ -176,6 +228,43 @@ def make_step(
         return compiled(state, batch, *args, **kwargs)
 
     return checked
+
+
+def _split(loss_fn: Any) -> tuple[PredictFn, Callable[[Any, Tree], jax.Array]] | None:
+    """A pair (predict_fn, loss) with the loss as a function, or None where `loss_fn` is none."""
+    if not _is_pair(loss_fn):
+        return None
+    predict_fn, loss = loss_fn
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be a function (outputs, batch) or one of {sorted(LOSSES)}, got {loss!r}")
+        loss = LOSSES[loss]
+    return predict_fn, loss
+
+
+def _composed(predict_fn: PredictFn, loss: Callable[[Any, Tree], jax.Array]) -> LossFn:
+    """The loss of a model's outputs."""
+
+    def loss_fn(params: Tree, model_state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, tuple[Tree, Any]]:
+        outputs, rest = predict_fn(params, model_state, batch, key)
+        return loss(outputs, batch), rest
+
+    return loss_fn
+
+
+def _linearised(predict_fn: PredictFn, loss: Callable[[Any, Tree], jax.Array], at: Tree) -> LossFn:
+    """The loss of the linearised model, ℓ(p(x₀) + J(x − x₀)), whose Hessian is the Gauss-Newton matrix at x₀ = `at`."""
+    point = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) else None, at)
+
+    def predict(params: Tree, model_state: Tree, batch: Tree, key: jax.Array) -> tuple[Any, tuple[Tree, Any]]:
+        def outputs_of(floating: Tree) -> tuple[Any, Any]:
+            return predict_fn(space.fill(floating, at), model_state, batch, key)
+
+        tangent = space.sub(space.select(point, params), point)
+        outputs, change, rest = jax.jvp(outputs_of, (point,), (tangent,), has_aux=True)
+        return space.axpy(1, change, outputs), rest
+
+    return _composed(predict, loss)
 
 
 def _is_pair(x: Any) -> bool:

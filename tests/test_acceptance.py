@@ -30,6 +30,7 @@ SOLVERS = {
     "quasi-newton": sf.quasi_newton(),
     "pairs": sf.quasi_newton(memory=2),
     "rows": sf.row_space(chunk_size=6),
+    "sparing": sf.lanczos(num_products=3, memory=1, recycle=4, refresh_every=2),
     "spring": sf.row_space(momentum=0.3),
 }
 RULES = {
@@ -69,6 +70,7 @@ FEW = [
     ("quasi-newton", "line"),
     ("pairs", "undamped"),
     ("rows", "longest"),
+    ("sparing", "noise-aware"),
     ("spring", "fixed"),
 ]
 PAIRS = ALL if FUZZ else FEW

@@ -1,6 +1,7 @@
 """`make_step`: model state, randomness, auxiliary outputs, microbatches."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -165,3 +166,108 @@ def test_residuals_reach_a_solver_that_needs_them():
 def test_bad_input():
     with pytest.raises(ValueError, match="microbatch_size must be a whole number ≥ 1, got 0"):
         sf.training.make_step(loss_fn, optax.sgd(0.1), microbatch_size=0)
+
+
+def predict_fn(params, model_state, batch, key):
+    """A small network, whose loss has negative curvature; `depth` is an integer that is frozen."""
+    hidden = jnp.tanh(batch[0] @ params["in"]) * params["depth"]
+    return hidden @ params["out"], (model_state, {"hidden": jnp.max(hidden)})
+
+
+def cubic(outputs, batch):
+    return jnp.mean(jnp.abs(outputs - batch[1]) ** 3)
+
+
+def split_problem(classes):
+    keys = jax.random.split(jax.random.key(3), 4)
+    params = {"in": jax.random.normal(keys[0], (3, 2)), "out": jax.random.normal(keys[1], (2, 3))}
+    x, y = jax.random.normal(keys[2], (10, 3)), jax.random.normal(keys[3], (10, 3))
+    return {**params, "depth": jnp.array(1)}, (
+        x,
+        {"labels": jnp.argmax(y, 1), "shares": jax.nn.softmax(y), "": y}[classes],
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "classes", "microbatch_size"),
+    [
+        ("softmax_cross_entropy", "labels", None),
+        ("softmax_cross_entropy", "shares", 4),
+        ("squared_error", "", 5),
+        (cubic, "", None),
+    ],
+)
+def test_gauss_newton_is_that_of_the_dense_jacobian(x64, loss, classes, microbatch_size):
+    """One step at a given λ: (Jᵀ ∇²ℓ J + λI)⁻¹ g, with J and ∇²ℓ as dense arrays; another batch for the curvature."""
+    params, batch = split_problem(classes)
+    other = jax.tree.map(lambda a: a[:7], batch)
+    trained = {name: params[name] for name in ("in", "out")}
+    flat, unravel = jax.flatten_util.ravel_pytree(trained)
+    named = {"softmax_cross_entropy": optax.softmax_cross_entropy, "squared_error": None}
+    if classes == "labels":
+        named["softmax_cross_entropy"] = optax.softmax_cross_entropy_with_integer_labels
+
+    def of_outputs(outputs, batch):
+        if loss is cubic:
+            return cubic(outputs, batch)
+        if loss == "squared_error":
+            return 0.5 * jnp.mean(jnp.sum((outputs - batch[1]) ** 2, axis=1))
+        return jnp.mean(named[loss](outputs, batch[1]))
+
+    def outputs_of(flat, batch):
+        return predict_fn({**unravel(flat), "depth": params["depth"]}, None, batch, None)[0]
+
+    def dense(batch):
+        J = np.asarray(jax.jacobian(outputs_of)(flat, batch)).reshape(-1, flat.size)
+        outputs = outputs_of(flat, batch)
+        curved = np.asarray(jax.hessian(of_outputs)(outputs, batch)).reshape(outputs.size, outputs.size)
+        return J.T @ curved @ J
+
+    g = jax.grad(lambda flat: of_outputs(outputs_of(flat, batch), batch))(flat)
+    frozen = {"in": False, "out": False, "depth": True}
+    tx = sf.saddle_free_newton(damping=0.3, solver=sf.exact(), frozen=frozen)
+    step = sf.training.make_step(
+        (predict_fn, loss), tx, curvature="gauss_newton", microbatch_size=microbatch_size, donate=False
+    )
+    state = sf.training.init(params, tx)
+    for curvature_batch in (None, other):
+        new, metrics = step(state, batch, curvature_batch)
+        moved, _ = jax.flatten_util.ravel_pytree({name: new.params[name] for name in trained})
+        G = dense(batch if curvature_batch is None else curvature_batch)
+        np.testing.assert_allclose(moved - flat, -np.linalg.solve(G + 0.3 * np.eye(flat.size), g), rtol=1e-7)
+        np.testing.assert_allclose(metrics["loss"], of_outputs(outputs_of(flat, batch), batch), rtol=1e-10)
+        assert metrics["aux"]["hidden"] > 0
+
+
+def test_a_pair_has_the_hessian_unless_asked_otherwise(x64):
+    params, batch = split_problem("")
+    del params["depth"]
+    predict = lambda p, *rest: predict_fn({**p, "depth": 1}, *rest)  # noqa: E731
+    loss_fn = lambda p, s, b, k: (sf.training.squared_error(predict(p, s, b, k)[0], b), (s, None))  # noqa: E731
+    tx = sf.saddle_free_newton(damping=0.3, solver=sf.exact())
+    steps = [sf.training.make_step(loss, tx, donate=False) for loss in ((predict, "squared_error"), loss_fn)]
+    (first, _), (second, _) = (step(sf.training.init(params, tx), batch) for step in steps)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), first.params, second.params)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda tx: sf.training.make_step(loss_fn, tx, curvature="gauss_newton"),
+            r"must be a pair \(predict_fn, loss\)",
+        ),
+        (
+            lambda tx: sf.training.make_step(loss_fn, tx, curvature="fisher"),
+            "'hessian' or 'gauss_newton', got 'fisher'",
+        ),
+        (
+            lambda tx: sf.training.make_step((predict_fn, "hinge"), tx),
+            r"one of \['softmax_cross_entropy', .*got 'hinge'",
+        ),
+        (lambda tx: sf.training.squared_error(jnp.ones((3, 1)), (None, jnp.ones(3))), r"shape \(3, 1\), got \(3,\)"),
+    ],
+)
+def test_bad_split(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(optax.sgd(0.1))

@@ -237,13 +237,13 @@ def _(v: "Values", around: "Circumstances") -> Any:
 @optimiser(
     "adaptive",
     "the default: the same, and where batches differ the next one chooses λ",
-    {**_initial(), "rate": Setting(0.3, (0.03, 1))},
+    {**_initial(), "rate": Setting(0.05, (0.01, 1))},
 )
 def _(v: "Values", around: "Circumstances") -> Any:
     from saddlefree.optimiser import DEFAULT_ADAPTIVE
 
     def rule(damping: float) -> Any:
-        return sf.noise_aware(sf.damping_search(damping), sf.next_batch(rate=v["rate"]))
+        return sf.noise_aware(sf.damping_search(damping), sf.next_batch(rate=v["rate"], decay_steps=1e6))
 
     return _adaptive(DEFAULT_ADAPTIVE, v, around, rule)
 

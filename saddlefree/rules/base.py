@@ -90,6 +90,10 @@ class Rule:
         """The state before the first step."""
         return ()
 
+    def noisy(self, problem: Problem, state: Any, count: jax.Array) -> jax.Array | None:
+        """Whether batches differ, a bool for solvers that spare products where they do; None: it does not find out."""
+        return None
+
     def dampings(self, state: Any, count: jax.Array, dtype: Any) -> jax.Array:
         """The λ that it may ask the next model for, in a vector; the middle one may shape the model."""
         raise NotImplementedError

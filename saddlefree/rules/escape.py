@@ -99,6 +99,10 @@ class Escaping(Rule):
         """The rule's state and a key."""
         return self.rule.init(layout), jax.random.PRNGKey(self.escape.seed)
 
+    def noisy(self, problem: Problem, state: Any, count: jax.Array) -> jax.Array | None:
+        """As the rule."""
+        return self.rule.noisy(problem, state[0], count)
+
     def dampings(self, state: Any, count: jax.Array, dtype: Any) -> jax.Array:
         """As the rule."""
         return self.rule.dampings(state[0], count, dtype)

@@ -1,6 +1,7 @@
 """λ by trial on a full batch, and by the next batch where batches differ."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +10,11 @@ import jax.numpy as jnp
 from saddlefree import checks, space
 from saddlefree.model import Answers, Model
 from saddlefree.problem import Problem
-from saddlefree.rules.base import Proposal, Rule
+from saddlefree.rules.base import Proposal, Rule, measured
 from saddlefree.rules.next_batch import NextBatchState, next_batch, sensitivity
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import forwarded
-from saddlefree.space import Space
+from saddlefree.space import Space, Vector
 
 
 class NoiseAwareState(NamedTuple):
@@ -22,6 +23,10 @@ class NoiseAwareState(NamedTuple):
     judged: NextBatchState
     value: jax.Array  # the last batch's loss at the parameters that it led to
     noise: jax.Array
+
+
+_SHARE = 0.1
+"""Of the largest |θ|: where noise begins, λ is at least as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +39,13 @@ class noise_aware(Rule):
         ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
 
     While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the
-    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`). Both continue from the same λ.
+    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`); the loss is then evaluated
+    after this one step alone. Both continue from the same λ; where noise begins it is raised to a tenth of the largest
+    |θ|, if the solver reports that. `lanczos(refresh_every=…)` spares products where there is noise.
     The figure `noise` is ν, and `verdict` the cosine.
 
     Args:
-      search: a `damping_search`; its bounds and its refusal hold for both, and its trials are evaluated in each step.
+      search: a `damping_search`; its bounds and its refusal hold for both.
       verdict: a `next_batch`; of it `rate`, `decay_steps` and `refusal` count.
       threshold: > 0. A chained transformation or a weight decay that changes the loss by more than this share counts as
         noise.
@@ -80,19 +87,39 @@ class noise_aware(Rule):
         """Those of the search."""
         return self.search.dampings(state.judged.damping, count, dtype)
 
+    def noisy(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
+        """ν > threshold."""
+        return self._noise(problem, state, count) > self.threshold
+
     def propose(self, problem: Problem, model: Model, state: NoiseAwareState, count: jax.Array) -> Proposal:
-        """The best of the trials, or the middle one, which is the next batch's."""
+        """The best of the trials, or the one step that the next batch asks for."""
         noise = self._noise(problem, state, count)
         noisy = noise > self.threshold
-        cosine, judged = self.verdict.judge(problem, state.judged, count)
-        middle = jnp.where(noisy, judged, state.judged.damping)
-        trials = self.search.trials(problem, model, self.search.dampings(middle, count, problem.space.dtype))
-        best = jnp.where(noisy, self.search.reach, self.search.best(problem, trials, count))
-        proposal = trials.proposal(problem, best)
-        return proposal._replace(
-            sensitivity=sensitivity(lambda damping: space.scale(-1, model.answer(damping).whole), proposal.damping),
-            figures={"verdict": jnp.where(noisy, cosine, 0), "noise": noise},
-        )
+        cosine, damping = self.verdict.judge(problem, state.judged, count)
+        # What a search took for its own batch is far too small for the next ones.
+        begins = state.noise <= self.threshold
+        damping = self.search.bounded(jnp.where(begins, self._lifted(damping, model), damping), count)
+
+        def step(damping: jax.Array) -> Vector:
+            return space.scale(-1, model.answer(damping).whole)
+
+        def judged() -> Proposal:
+            answer, change = jax.jvp(model.answer, (damping,), (damping,))
+            one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
+            made = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer)
+            return measured(made, problem, answer.predicted)._replace(sensitivity=space.scale(-1, change.whole))
+
+        def searched() -> Proposal:
+            best = self.search.propose(problem, model, state.judged.damping, count)
+            return best._replace(sensitivity=sensitivity(step, best.damping))
+
+        proposal = jax.lax.cond(noisy, judged, searched)
+        return proposal._replace(figures={"verdict": jnp.where(noisy, cosine, 0), "noise": noise})
+
+    def _lifted(self, damping: jax.Array, model: Model) -> jax.Array:
+        """λ, or a share of the largest |θ| where that is more and the solver reports it."""
+        extremes = [jnp.abs(x) for name, x in model.stats.items() if name.startswith(("smallest_", "largest_"))]
+        return functools.reduce(lambda largest, x: jnp.maximum(largest, _SHARE * x), extremes, damping)
 
     def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
         """ν, in which a loss that is not finite does not count."""

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from saddlefree import checks, model, space, spectrum
 from saddlefree.model import Answers, Form, Model, Spectral, Tabulated
 from saddlefree.problem import Problem
-from saddlefree.solvers import recycling
+from saddlefree.solvers import kept, recycling
 from saddlefree.solvers.base import Solver, keep_finite, middle
+from saddlefree.solvers.low_rank import averaged
 from saddlefree.space import Space, Vector
 
 
@@ -27,6 +28,20 @@ class LanczosState(NamedTuple):
 
     updates: Vector  # those before the previous one
     recycled: Any  # Ritz pairs
+    kept: Any  # see `kept.Kept`
+
+
+class Found(NamedTuple):
+    """What products have shown: a basis B, BᵀHB = S diag(θ) Sᵀ, and the solver's next state."""
+
+    basis: Vector
+    values: jax.Array
+    vectors: jax.Array
+    slope: jax.Array  # SᵀBᵀg
+    alive: jax.Array  # the basis vectors that are not zero
+    made: jax.Array  # the Krylov vectors among them, and 0 once the space was exhausted, where the direction is exact
+    products: jax.Array
+    state: LanczosState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +56,11 @@ class lanczos(Solver):
         best momentum along with the best step; it takes effect in an optimiser, which knows the previous updates.
       recycle: k ≥ 0, how many Ritz vectors are kept from call to call, k vectors more in memory. They precondition the
         Krylov space, so that few products suffice where H changes slowly, as from step to step of an optimiser.
+      refresh_every: None, or T ≥ 1, beside `recycle`. Where a rule finds that batches differ (`noise_aware`), products
+        are made 1, 2, 4, … steps apart, and from then on in every T-th step. Each step then takes the kept Ritz pairs,
+        with λ alone for what they do not span, and a gradient averaged over batches (β = 0.9). `update` may say
+        `refresh=` itself. Under `vmap`, products of one are paid for by all. The state has 1 + m + `memory` vectors
+        more.
       tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
@@ -70,6 +90,7 @@ class lanczos(Solver):
     damping_form: Form = "abs"
     memory: int = 0
     recycle: int = 0
+    refresh_every: int | None = None
     tolerance: float | None = None
     two_pass: bool = False
     unroll: int | bool = 1
@@ -84,6 +105,12 @@ class lanczos(Solver):
         checks.integer("recycle", self.recycle, low=0)
         if self.tolerance is not None:
             checks.number("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        if self.refresh_every is not None:
+            checks.integer("refresh_every", self.refresh_every, low=1)
+            if not self.recycle:
+                raise ValueError(
+                    "recycle must be at least 1 beside refresh_every: its Ritz pairs are used between products, got 0"
+                )
         if self.recycle and self.tolerance is not None:
             raise ValueError(f"recycle takes all products: tolerance must be None beside it, got {self.tolerance!r}")
         if self.two_pass and (self.tolerance is not None or self.memory or self.recycle):
@@ -110,28 +137,42 @@ class lanczos(Solver):
 
     def init(self, layout: Space) -> LanczosState:
         """No updates and no Ritz pairs."""
+        steps = spectrum.krylov_size(self.num_products, layout.zeros())
         return LanczosState(
             space.stack(layout.zeros(), self.memory - 1) if self.memory > 1 else (),
             recycling.empty(layout, self.recycle) if self.recycle else (),
+            () if self.refresh_every is None else kept.empty(layout, steps + self.memory),
         )
 
     def model(self, problem: Problem, dampings: jax.Array, state: LanczosState) -> tuple[Model, LanczosState]:
-        """Builds the basis."""
-        matvec, g = problem.product(), problem.gradient
-        steps = spectrum.krylov_size(self.num_products, g)
+        """Builds the basis, or takes the pairs that are kept."""
+        steps = spectrum.krylov_size(self.num_products, problem.gradient)
         if self.two_pass:
-            return self._two_pass(matvec, g, dampings, steps), state
+            return self._two_pass(problem.product(), problem.gradient, dampings, steps), state
+        if self.refresh_every is not None and problem.noisy is not None:
+            return self._sparing(problem, problem.noisy, dampings, steps, state, self.refresh_every)
+        found = self._found(problem, problem.gradient, middle(dampings), steps, state)
+        return self._spectral(found, steps), found.state
+
+    def _spectral(self, found: Found, steps: int) -> Spectral:
+        stats = self._stats(found.values, found.vectors, found.alive, found.slope, found.products)
+        basis, values, vectors, slope = found[:4]
+        return Spectral(basis, values, vectors, slope, stats, self.damping_form, measured=steps, error_count=found.made)
+
+    def _found(self, problem: Problem, start: Vector, damping: jax.Array, steps: int, state: LanczosState) -> Found:
+        """The space of H and `start`, by new products."""
+        matvec, g = problem.product(), problem.gradient
         updates, new = self._remembered(problem, state)
         added = 0 if updates is None else space.length(updates)
         if self.recycle:
-            found = recycling.krylov_space(matvec, g, updates, steps, state.recycled, middle(dampings), self.unroll)
+            found = recycling.krylov_space(matvec, start, updates, steps, state.recycled, damping, self.unroll)
             basis, matrix, products = found.basis, found.matrix, jnp.asarray(steps, jnp.int32)
             new = new._replace(recycled=recycling.merged(state.recycled, found))
             projected, alive = space.project(basis, g), jnp.any(matrix != 0, axis=1)
             exhausted = jnp.asarray(steps == space.size(g))
         else:
-            stop = None if self.tolerance is None else self._suffices(middle(dampings), self.tolerance)
-            basis, T, products = spectrum.lanczos_decomposition(matvec, g, steps, self.unroll, stop, spare=added)
+            stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
+            basis, T, products = spectrum.lanczos_decomposition(matvec, start, steps, self.unroll, stop, spare=added)
             matrix, alive = jnp.pad(T.dense(), (0, added)), jnp.pad(T.reached(), (0, added))
             if updates is not None:
                 basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
@@ -142,11 +183,43 @@ class lanczos(Solver):
                 exhausted &= (products == steps) | ~stop(T, products)
         values, vectors = jnp.linalg.eigh(matrix)
         slope = vectors.T @ projected
-        stats = self._stats(values, vectors, alive, slope, products + added)
-        # In a space that is exhausted the direction is exact.
+        new = keep_finite(new, state, matrix, projected)
         made = jnp.where(exhausted, 0, products)
-        result = Spectral(basis, values, vectors, slope, stats, self.damping_form, measured=steps, error_count=made)
-        return result, keep_finite(new, state, matrix, projected)
+        return Found(basis, values, vectors, slope, alive, made, products + added, new)
+
+    def _sparing(
+        self,
+        problem: Problem,
+        noisy: jax.Array,
+        dampings: jax.Array,
+        steps: int,
+        state: LanczosState,
+        longest: int,
+    ) -> tuple[kept.Either, LanczosState]:
+        """Products in each step; where batches differ, now and then."""
+        g, (age, interval, average, buffer) = problem.gradient, state.kept
+        finite = jnp.isfinite(space.peak(g))
+        m, average = averaged(finite, g, average, kept.AVERAGING)
+        due = finite & (age >= interval if problem.refresh is None else problem.refresh)
+        fresh = ~noisy | due
+        start = space.where(noisy, m, g)
+
+        def build(old: LanczosState) -> Found:
+            return self._found(problem, start, middle(dampings), steps, old)
+
+        state = state._replace(kept=())
+        shapes = jax.eval_shape(build, state)._replace(basis=(), state=())
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        # A buffer for the basis, because zeros would be written anew in each step.
+        nothing = nothing._replace(basis=buffer, state=state)
+        found = space.when(fresh, lambda old: build(old.state), nothing)
+        pairs = found.state.recycled
+        model = kept.Either(self._spectral(found, steps), kept.Pairs(pairs, space.project(pairs.basis, m), m, g), noisy)
+        # Soon after the start, or after a full batch, H changes fast and little of it is known.
+        longer = jnp.minimum(2 * interval, longest)
+        interval = jnp.where(noisy, jnp.where(due, longer, interval), 1)
+        new = kept.Kept(jnp.where(fresh, 0, age) + 1, interval, average, found.basis)
+        return model, found.state._replace(kept=new)
 
     def _two_pass(self, matvec: Any, g: Vector, dampings: jax.Array, steps: int) -> Tabulated:
         T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)

@@ -139,7 +139,9 @@ class low_rank(Solver):
         g = problem.gradient
         length = space.norm(g)
         finite = jnp.isfinite(length)
-        m, average = self._averaged(finite, g, state.average)
+        m, average = g, state.average
+        if self.averaging is not None and average:
+            m, average = averaged(finite, g, average, self.averaging)
         due, state = self._due(finite, length, problem.refresh, state)
         curvature = self._refreshed(due, problem, m, state.curvature)
         rest, base = None, state.base
@@ -152,19 +154,6 @@ class low_rank(Solver):
         }
         found = LowRankModel(curvature, g, m, finite, rest, stats)
         return found, state._replace(curvature=curvature, average=average, base=base)
-
-    def _averaged(self, finite: jax.Array, g: Vector, old: Any) -> tuple[Vector, Any]:
-        """m, with its bias corrected, and the new average."""
-        if self.averaging is None:
-            return g, old
-        beta = self.averaging
-
-        # Guarded number by number, in the pass that makes them.
-        def average(a: jax.Array, b: jax.Array | float) -> jax.Array:
-            return jnp.where(finite, beta * a + (1 - beta) * b, a)
-
-        new = Average(jax.tree.map(average, old.total, g), average(old.weight, 1.0))
-        return space.scale(jnp.where(finite, space.reciprocal(new.weight), jnp.nan), new.total), new
 
     def _due(
         self, finite: jax.Array, length: jax.Array, refresh: Any, state: LowRankState
@@ -201,6 +190,17 @@ class low_rank(Solver):
         # It is used in many steps, whose base sees what the basis leaves of a gradient.
         new = Decomposition(spectrum.sharpened(basis), values, vectors)
         return space.where(jnp.all(jnp.isfinite(values)), new, old)
+
+
+def averaged(finite: jax.Array, g: Vector, old: Average, beta: float) -> tuple[Vector, Average]:
+    """m, with its bias corrected, and the new average."""
+
+    # Guarded number by number, in the pass that makes them.
+    def average(a: jax.Array, b: jax.Array | float) -> jax.Array:
+        return jnp.where(finite, beta * a + (1 - beta) * b, a)
+
+    new = Average(jax.tree.map(average, old.total, g), average(old.weight, 1.0))
+    return space.scale(jnp.where(finite, space.reciprocal(new.weight), jnp.nan), new.total), new
 
 
 @dataclasses.dataclass(frozen=True)

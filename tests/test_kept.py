@@ -1,0 +1,122 @@
+"""Ritz pairs that are kept where batches differ: the formula, the pattern of products, full batches as they were."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import network_batch, network_loss, network_params, symmetric
+
+import saddlefree as sf
+from saddlefree.solvers.kept import Pairs
+from saddlefree.solvers.recycling import Recycled
+
+DATA = network_batch(jax.random.key(1), n=64)
+SPARING = sf.lanczos(3, damping_form="sqrt", memory=1, recycle=6, refresh_every=6)
+
+
+def test_the_kept_pairs_are_a_low_rank_model(x64):
+    """d = (|H_k| + λI)⁻¹ m, its derivative, and what it predicts for H_k and the batch's own gradient."""
+    rng, lam = np.random.default_rng(0), 0.3
+    H = symmetric(rng, np.array([5.0, -2.0, 1.0, 0.0, 0.0, 0.0]))
+    values, vectors = np.linalg.eigh(H)
+    large = np.abs(values) > 1e-8
+    U, m, g = jnp.asarray(vectors[:, large].T), jnp.asarray(rng.normal(size=6)), jnp.asarray(rng.normal(size=6))
+    pairs = Pairs(Recycled(U, jnp.asarray(values[large])), U @ m, m, g)
+    size = vectors @ np.diag(np.abs(values)) @ vectors.T + lam * np.eye(6)
+    answer, change = jax.jvp(pairs.answer, (jnp.array(lam),), (jnp.array(lam),))
+    expected = np.linalg.solve(size, m)
+    np.testing.assert_allclose(answer.direction, expected, rtol=1e-10)
+    np.testing.assert_allclose(change.direction, -lam * np.linalg.solve(size, expected), rtol=1e-9)
+    np.testing.assert_allclose(answer.predicted, expected @ H @ expected / 2 - g @ expected, rtol=1e-9)
+    negative = np.sum((vectors[:, values < -1e-8].T @ np.asarray(m)) ** 2) / np.sum(np.asarray(m) ** 2)
+    np.testing.assert_allclose(pairs.stats["negative_share"], negative, rtol=1e-9)
+
+
+def train(solver, full, scale):
+    tx = sf.adaptive_saddle_free_newton(solver)
+    params = network_params(jax.random.key(0))
+
+    def step(carry, key):
+        params, state = carry
+        index = jnp.where(full, jnp.arange(16), jax.random.permutation(key, 64)[:16])
+        value_fn = lambda p: scale * network_loss(p, jax.tree.map(lambda a: a[index], DATA))  # noqa: E731
+        value, grads = jax.value_and_grad(value_fn)(params)
+        updates, state = tx.update(grads, state, params, value_fn=value_fn, value=value)
+        return (optax.apply_updates(params, updates), state), sf.diagnostics(state)
+
+    keys = jax.random.split(jax.random.key(2), 30)
+    (params, _), figures = jax.lax.scan(step, (params, tx.init(params)), keys)
+    return params, figures
+
+
+single = jax.jit(train, static_argnums=0)
+
+
+def test_products_are_spared_where_batches_differ():
+    """The first batch has nothing to be compared with; then 1, 2, 4 and 6 steps apart."""
+    params, figures = single(SPARING, False, 1.0)
+    products = np.asarray(figures["products"])
+    assert np.flatnonzero(products).tolist() == [0, 1, 3, 7, 13, 19, 25]
+    assert set(products.tolist()) == {0, 4}
+    assert np.all(figures["noise"][1:] > 1e-2)
+    assert network_loss(params, DATA) < 0.7 * network_loss(network_params(jax.random.key(0)), DATA)
+    assert figures["nonfinite_steps"][-1] == 0
+
+
+def test_a_full_batch_is_as_without():
+    """Products in each step, and the same numbers."""
+    _, figures = single(SPARING, True, 1.0)
+    _, expected = single(dataclasses.replace(SPARING, refresh_every=None), True, 1.0)
+    assert np.all(figures["products"] == 4)
+    assert np.all(figures["noise"] < 1e-4)
+    for name in ("value", "damping", "largest_ritz", "negative_share", "error"):
+        np.testing.assert_allclose(figures[name][:8], expected[name][:8], rtol=1e-2, atol=1e-3)
+
+
+def test_any_scale_of_the_loss():
+    """A sum in place of a mean: where noise begins λ follows the curvature, and no run ends above its start."""
+    scales = jnp.array([1e-3, 1.0, 1e3])
+    params, figures = jax.jit(jax.vmap(functools.partial(train, SPARING, False)))(scales)
+    ends = jax.vmap(lambda p: network_loss(p, DATA))(params)
+    assert np.all(ends < network_loss(network_params(jax.random.key(0)), DATA))
+    _, expected = single(SPARING, False, 1.0)
+    np.testing.assert_allclose(figures["value"][1, :10], expected["value"][:10], rtol=1e-3)
+
+
+def test_refresh_and_a_gradient_that_is_not_finite():
+    """`refresh=` takes the place of the count; what is not finite enters neither average nor pairs."""
+    tx, x = sf.adaptive_saddle_free_newton(sf.lanczos(2, recycle=2, refresh_every=50)), jnp.ones(3)
+
+    @jax.jit
+    def update(state, x, target, refresh):
+        loss = lambda x: jnp.sum((x - target) ** 4)  # noqa: E731
+        return tx.update(jax.grad(loss)(x), state, x, value_fn=loss, refresh=refresh)
+
+    state, products = tx.init(x), []
+    for target, refresh in ((0.0, False), (0.2, True), (-0.2, False), (0.1, True)):
+        updates, state = update(state, x, target, refresh)
+        x = x + updates
+        products.append(int(sf.diagnostics(state)["products"]))
+    assert products == [2, 2, 0, 2]
+    updates, broken = update(state, x, jnp.nan, True)
+    np.testing.assert_array_equal(updates, 0)
+    assert sf.diagnostics(broken)["nonfinite_steps"] == 1
+    for a, b in zip(jax.tree.leaves(state.solver.recycled), jax.tree.leaves(broken.solver.recycled), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(state.solver.kept.average.total, broken.solver.kept.average.total)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sf.lanczos(refresh_every=5), "recycle must be at least 1 beside refresh_every.* got 0"),
+        (lambda: sf.lanczos(recycle=2, refresh_every=0), r"refresh_every must be a whole number ≥ 1, got 0"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
