@@ -224,7 +224,8 @@ def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:
 
 def _measure(fn: Callable[..., Result], *args: Any) -> tuple[Result, float]:
     begin = clock()
-    return fn(*args), clock() - begin
+    result = fn(*args)
+    return result, max(clock() - begin, 1e-9)  # a coarse clock may stand still, and rates divide by it
 
 
 def _summary(plan: Plan, at: Position, evaluated: dict[str, np.ndarray]) -> dict[str, Any]:
