@@ -4,8 +4,8 @@
 
 A step of `quasi_newton` beside its evaluations of loss and gradient, two reads and one write of the matrix at the
 bandwidth of a copy: over as many steps as fill the terms once, so that their way into the matrix is paid for. A step of
-`row_space` with `damping_search` beside Jacobian, Gram matrix and one factorisation for each λ. Times are the
-processor's, in interleaved rounds, and the shortest of each counts.
+`row_space` with the rule of `least_squares` beside Jacobian, Gram matrix, one factorisation for each λ and the rule's
+evaluations of the loss. Times are the processor's, in interleaved rounds, and the shortest of each counts.
 """
 
 import time
@@ -82,7 +82,7 @@ def of_quasi_newton(value_fn: Callable[[Any], jax.Array], params: Any) -> dict[s
 
 def of_row_space(residual_fn: Any, params: Any) -> dict[str, float]:
     """Milliseconds of a step and of its parts, and their ratio."""
-    layout, solver, rule = Space(params), sf.row_space(), sf.damping_search(target=0.25)
+    layout, solver, rule = Space(params), sf.row_space(), stages.GAUSS_NEWTON
     tx, value_fn = sf.adaptive_saddle_free_newton(solver, rule=rule), residuals.half_square(residual_fn)
     value, grads = jax.jit(jax.value_and_grad(value_fn))(params)
     state = tx.init(params)
@@ -107,12 +107,16 @@ def of_row_space(residual_fn: Any, params: Any) -> dict[str, float]:
             "jacobian": clocked(rows, params),
             "gram": clocked(gram, J),
             "factorisation": clocked(factor, gram(J)),
+            "loss": clocked(jax.jit(value_fn), params, repeats=20),
         },
         ROUNDS,
     )
-    parts = found["jacobian"] + found["gram"] + rule.evaluations * found["factorisation"]
+    factorisations = 2 * rule.reach + 1
+    parts = found["jacobian"] + found["gram"] + factorisations * found["factorisation"]
+    parts += rule.evaluations * found["loss"]
     times = {f"{name}_ms": 1e3 * seconds for name, seconds in found.items()}
-    sizes = {"residuals": J.shape[0], "parameters": layout.size, "factorisations": rule.evaluations}
+    counts = {"factorisations": factorisations, "losses": rule.evaluations}
+    sizes = {"residuals": J.shape[0], "parameters": layout.size, **counts}
     return {**sizes, **times, "step_over_parts": found["step"] / parts}
 
 

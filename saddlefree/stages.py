@@ -33,6 +33,9 @@ LEAST = 20
 PACE = 0.02
 """How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
 
+GAUSS_NEWTON = damping_search(spread=10.0, reach=1, share=0.5, lengths=6)
+"""The rule of Gauss-Newton steps."""
+
 
 def default_rule(solver: Solver) -> Rule:
     """The rule that a solver goes with on a full batch, where there is no other batch to judge by."""
@@ -76,6 +79,6 @@ def choose_for_residuals(residual_fn: ResidualFn, layout: Space) -> tuple[Stage,
     most = FEW if isinstance(residual_fn, pointwise) else PASSES
     if min(rows, layout.size) > most or needed > solver.max_bytes // 2:
         return rest
-    first = Stage(solver, damping_search(target=0.25), pace=PACE, following=1)
+    first = Stage(solver, GAUSS_NEWTON, pace=PACE, following=1)
     after = [stage._replace(following=None if stage.following is None else stage.following + 1) for stage in rest]
     return first, *after

@@ -40,7 +40,7 @@ RULES = {
     "search": sf.damping_search(0.1),
     "line": sf.line_search(),
     "undamped": sf.fixed_rate(0.3, None, damping=0.0),
-    "longest": sf.damping_search(0.1, target=0.25),
+    "longest": sf.damping_search(0.1, share=0.5, lengths=3),
     "next-batch": sf.next_batch(0.5),
     "noise-aware": sf.noise_aware(sf.damping_search(0.1)),
 }

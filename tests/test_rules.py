@@ -107,32 +107,48 @@ class Diagonal:
         return Answer(d, -jnp.sum(self.g * d) + jnp.sum(self.h * d**2) / 2, jnp.zeros((), jnp.int32), {})
 
 
-@pytest.mark.parametrize(
-    ("curvature", "target", "expected"),
-    [
-        (1.0, None, 2**-7),  # the model is right: ρ = 1 throughout, and the longest step is the best
-        (1.0, 0.5, 2**-7),
-        (3.0, None, 2.0),  # the loss is three times as curved as the model
-        (3.0, 0.25, 1.0),
-        (3.0, 0.9, 16.0),
-        (200.0, 0.5, 128.0),  # no trial reaches the target: the lowest loss
-    ],
-)
-def test_search_by_loss_and_by_the_longest_good_step(curvature, target, expected):
-    """f(s) = gs + ½κs² and the model gs + ½s²: ρ(λ) = (2(1 + λ) − κ)/(2(1 + λ) − 1)."""
-    rule = sf.damping_search(initial=1.0, spread=2.0, reach=7, target=target)
+def searched(rule, curvature):
+    """The proposal where f(s) = gs + ½κs² and the model is gs + ½s²."""
     g, layout = jnp.array([1.0]), Space(jnp.ones(1))
     loss = lambda s: jnp.zeros(()) if s is None else jnp.sum(g * s) + curvature * jnp.sum(s**2) / 2  # noqa: E731
     problem = Problem(layout, g, lambda part: None, None, None, loss, g)
-    proposal = rule.propose(problem, Diagonal(g, jnp.ones(1)), jnp.array(1.0), jnp.array(0))
+    return rule.propose(problem, Diagonal(g, jnp.ones(1)), jnp.array(1.0), jnp.array(0))
+
+
+@pytest.mark.parametrize(
+    ("curvature", "share", "expected"),
+    [
+        (1.0, None, 2**-7),  # the model is right: the longest step is the best
+        (1.0, 0.5, 2**-7),
+        (3.0, None, 2.0),  # the loss is three times as curved as the model: s = −⅓ is best
+        (3.0, 1.0, 2.0),
+        (3.0, 0.8, 2.0),
+        (3.0, 0.7, 1.0),  # s = −½ makes 1/8, three quarters of the 1/6 that the best makes
+        (300.0, 0.5, 128.0),  # no trial lowers the loss: the lowest
+    ],
+)
+def test_search_by_the_lowest_loss_and_by_the_smallest_good_damping(curvature, share, expected):
+    """The step to s = −1/(1 + λ) makes the progress 1/(1 + λ) − ½κ/(1 + λ)²."""
+    proposal = searched(sf.damping_search(initial=1.0, spread=2.0, reach=7, share=share), curvature)
     assert proposal.damping == expected
     ratio = (2 * (1 + expected) - curvature) / (2 * (1 + expected) - 1)
     np.testing.assert_allclose(proposal.ratio, ratio, rtol=1e-3, atol=1e-5)
 
 
-def test_search_for_the_longest_step_passes_over_trials_that_are_not_finite():
+def test_search_over_lengths_takes_the_best_length_of_the_smallest_good_damping():
+    """d(1/8) = 8/9, and with κ = 8 the minimum is at s = −1/8: η = 1/8 is the nearest length, for every λ."""
+    proposal = searched(sf.damping_search(initial=1.0, spread=2.0, reach=3, share=0.5, lengths=5), 8.0)
+    assert (float(proposal.damping), float(proposal.learning_rate)) == (0.125, 0.125)
+    s = -1 / 9
+    np.testing.assert_allclose(proposal.step, [s], rtol=1e-6)
+    np.testing.assert_allclose(proposal.ratio, (s + 4 * s**2) / (s + s**2 / 2), rtol=1e-4)
+    short = searched(sf.damping_search(initial=1.0, spread=2.0, reach=3, share=0.5), 8.0)
+    assert (float(short.damping), float(short.learning_rate)) == (4.0, 1.0)
+
+
+def test_search_for_the_smallest_damping_passes_over_trials_that_are_not_finite():
     """The loss is NaN beyond a length of ½: λ = 1 is the smallest of those within."""
-    rule = sf.damping_search(initial=1.0, reach=2, target=0.25)
+    rule = sf.damping_search(initial=1.0, reach=2, share=0.25)
     g = jnp.array([1.0])
     loss = lambda s: jnp.where(jnp.abs(s[0]) <= 0.5, s[0] + s[0] ** 2 / 2, jnp.nan) if s is not None else jnp.zeros(())  # noqa: E731
     problem = Problem(Space(g), g, lambda part: None, None, None, loss, g)
@@ -222,7 +238,8 @@ def test_a_long_step_is_shortened_and_says_so():
         (lambda: sf.damping_search(0.0), r"initial_damping must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.damping_search(spread=1.0), r"spread must be a number in \(1, inf\), got 1.0"),
         (lambda: sf.damping_search(reach=0), "reach must be a whole number ≥ 1, got 0"),
-        (lambda: sf.damping_search(target=1.0), r"target must be a number in \(0, 1\), got 1.0"),
+        (lambda: sf.damping_search(share=0.0), r"share must be a number in \(0, 1\], got 0.0"),
+        (lambda: sf.damping_search(lengths=0), r"lengths must be a whole number ≥ 1, got 0"),
         (lambda: sf.damping_search(max_increase=-1), r"max_increase must be a number in \[0, inf\), got -1"),
         (lambda: sf.fixed_rate(max_step=0.0), r"max_step must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.fixed_rate(max_ratio=0.0), r"max_ratio must be a number in \(0, inf\), got 0.0"),

@@ -1,4 +1,4 @@
-"""λ by trial: several values on one model, and the one with the lowest loss, or with the longest step that is good."""
+"""λ by trial: several values on one model, and the one with the lowest loss, or the smallest that is good enough."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from saddlefree import checks, space
 from saddlefree.model import Answer, Answers, Model
 from saddlefree.problem import Problem
-from saddlefree.rules.base import Proposal, measured, reduction_ratio
+from saddlefree.rules.base import Proposal, measured
 from saddlefree.rules.levenberg_marquardt import LearnedDamping
 from saddlefree.space import Number, evaluate_schedule
 
@@ -19,14 +19,16 @@ class Trials(NamedTuple):
 
     dampings: jax.Array
     answers: Answer
+    lengths: jax.Array  # η of the step along each direction
+    predicted: jax.Array  # m(−η d)
     losses: jax.Array
 
     def proposal(self, problem: Problem, index: jax.Array | int) -> Proposal:
         """One of them."""
-        damping, answer = self.dampings[index], space.get(self.answers, index)
-        one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
-        proposal = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer, after=self.losses[index])
-        return measured(proposal, problem, answer.predicted)
+        damping, answer, eta = self.dampings[index], space.get(self.answers, index), self.lengths[index]
+        step, zero = space.scale(-eta, answer.whole), jnp.zeros_like(damping)
+        proposal = Proposal(step, damping, eta, zero, answer, after=self.losses[index])
+        return measured(proposal, problem, self.predicted[index])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +41,13 @@ class damping_search(LearnedDamping):
     evaluations of the loss. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum need no rule: the
     step is the model's own minimiser, over previous updates too where the solver keeps them (`lanczos(memory=…)`).
 
-    The lowest loss after one step may be myopic. With `target` = ρ* the longest step is taken that the model still
-    describes,
+    The lowest loss after one step may be myopic: a large λ removes what is easy to remove, along large eigenvalues, and
+    leaves the rest for later. With `share` = c the smallest λ is taken that still makes a part c of the best progress,
 
-        λ ← min {λᵢ : ρ(λᵢ) ≥ ρ*},    ρ(λ) = (f(x − d(λ)) − f(x)) / m(−d(λ)),
+        λ ← min {λᵢ : f(x) − f(λᵢ) ≥ c (f(x) − min f)},    f(λ) = min f(x − η d(λ)) over η = 1, ½, …, 2^{1 − lengths}.
 
-    and the one with the lowest loss where no λᵢ fulfils it (the radius search of Webb, Jerad & Cartis 2026).
+    With Gauss-Newton steps (`row_space`) a small λ lowers all residuals alike, and a short step stays where the model
+    holds.
 
     Args:
       initial: λ before the first step, > 0.
@@ -53,7 +56,8 @@ class damping_search(LearnedDamping):
       minimum: > 0.
       maximum: ≥ minimum.
       max_increase: a step is refused if it makes the loss f worse than f + max_increase·|f|; None never refuses.
-      target: ρ* in (0, 1), 0.1 to 0.25 as a rule; None takes the lowest loss.
+      share: c in (0, 1], or None, which takes the lowest loss, as 1 does.
+      lengths: how many η are tried along each direction, ≥ 1; each costs one evaluation of the loss.
 
     >>> rule = damping_search(initial=1.0, spread=10.0, reach=1)
     >>> rule.dampings(jnp.array(1.0), jnp.array(0), jnp.float32).round(3)
@@ -66,7 +70,8 @@ class damping_search(LearnedDamping):
     minimum: float = 1e-10
     maximum: float = 1e6
     max_increase: Number | None = 0.2
-    target: Number | None = None
+    share: Number | None = None
+    lengths: int = 1
 
     figures = ("reduction_ratio",)
     asks = Answers.STATED
@@ -80,13 +85,14 @@ class damping_search(LearnedDamping):
         checks.constant("maximum", self.maximum, float(self.minimum))
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
-        if self.target is not None:
-            checks.number("target", self.target, 0, 1, open_low=True, open_high=True)
+        if self.share is not None:
+            checks.number("share", self.share, 0, 1, open_low=True)
+        checks.integer("lengths", self.lengths, low=1)
 
     @property
     def evaluations(self) -> int:
         """One for each trial."""
-        return 2 * self.reach + 1
+        return (2 * self.reach + 1) * self.lengths
 
     def dampings(self, state: jax.Array, count: jax.Array, dtype: Any) -> jax.Array:
         """λ and its neighbours."""
@@ -103,24 +109,38 @@ class damping_search(LearnedDamping):
         assert problem.loss is not None
         loss = problem.loss
 
-        def attempt(damping: jax.Array) -> tuple[Answer, jax.Array]:
+        lengths = 0.5 ** jnp.arange(self.lengths, dtype=dampings.dtype)
+
+        def attempt(damping: jax.Array) -> tuple[Answer, jax.Array, jax.Array, jax.Array]:
             answer = model.answer(damping)
-            return answer, loss(space.scale(-1, answer.whole))
+            d, change = answer.whole, answer.predicted
+            if self.lengths == 1:
+                return answer, lengths[0], change, loss(space.scale(-1, d))
+            losses = jax.lax.map(lambda eta: loss(space.scale(-eta, d)), lengths)
+            best = _lowest(losses)
+            eta, slope = lengths[best], space.dot(problem.loss_gradient, d)
+            # m(−ηd) = −η gᵀd + η² ½dᵀHd, and m(−d) is known.
+            return answer, eta, eta**2 * (change + slope) - eta * slope, losses[best]
 
         # Kept, because an answer may take a factorisation.
         return Trials(dampings, *jax.lax.map(attempt, dampings))
 
     def best(self, problem: Problem, trials: "Trials", count: jax.Array) -> jax.Array:
-        """The index of the lowest loss, or of the longest step that is good."""
+        """The index of the lowest loss, or of the smallest λ that makes enough of its progress."""
         losses = trials.losses
-        best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
-        if self.target is not None:
-            ratios = reduction_ratio(problem.loss(None), losses, trials.answers.predicted)  # type: ignore[misc]
-            good = ratios >= evaluate_schedule(self.target, count, losses.dtype)
-            # λ ascends: the first is the smallest.
-            best = jnp.where(jnp.any(good), jnp.argmax(good), best)
-        return best
+        best = _lowest(losses)
+        if self.share is None:
+            return best
+        fallen = problem.loss(None) - losses  # type: ignore[misc]
+        enough = fallen >= evaluate_schedule(self.share, count, losses.dtype) * fallen[best]
+        # λ ascends: the first is the smallest.
+        return jnp.where(fallen[best] > 0, jnp.argmax(enough), best)
 
     def learn(self, state: jax.Array, count: jax.Array, proposal: Proposal, taken: jax.Array) -> jax.Array:
         """The best λ is the middle of the next trials; where none was good, one beyond them."""
         return self.bounded(jnp.where(taken, proposal.damping, state * self.spread ** (self.reach + 1)), count)
+
+
+def _lowest(losses: jax.Array) -> jax.Array:
+    """The index of the lowest that is finite."""
+    return jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))

@@ -179,7 +179,7 @@ class LeastSquares:
         usable = space.all_finite((peak, right))
         found = space.when(failed & usable, lambda _: self._pseudo_inverse(right, damping, lowest), direct)
         y = found.columns[:, 0]
-        step, spread = self._pull(y), self._pull(found.columns[:, 1])
+        step, spread = self._pull(found.columns.T)
         d = step - self.pull
         # In the row space Jd = Ay − μJp; in the column space JᵀJd.
         curved = self._product(y) - pulled
@@ -191,7 +191,11 @@ class LeastSquares:
         length = space.norm(step)
         error = eps * peak * space.norm(y) * space.norm(spread) * space.reciprocal(length)
         # What another λ than the one that was asked for changes, to first order.
-        moved = (lifted - damping) * space.norm(self._pull(_solve(factor, y[:, None])[:, 0]))
+        moved = space.when(
+            lifted > damping,
+            lambda _: (lifted - damping) * space.norm(self._pull(_solve(factor, y[:, None]).T)),
+            jnp.zeros_like(peak),
+        )
         visible = 32 * lowest * space.reciprocal(jnp.sqrt(peak)) * self.length
         singular = jnp.where(failed, found.lost > visible, moved > _DOUBT * length)
         code = jnp.where(singular, Result.SINGULAR, Result.FINE)
@@ -215,7 +219,7 @@ class LeastSquares:
         return _Solved(columns, space.norm(self._pull(dropped)))
 
     def _pull(self, y: jax.Array) -> jax.Array:
-        """Bᵀy."""
+        """Bᵀy, for each row of y where it is a matrix."""
         return y if self.jacobian is None else jnp.matmul(y, self.jacobian, precision="highest")
 
     def _push(self, x: jax.Array) -> jax.Array:
