@@ -150,7 +150,7 @@ def other_values(draw, record):
     return record
 
 
-def check_json(draws, path):
+def damage_json(draws, path):
     """Damages a file of JSON, or of lines of it."""
     raw = path.read_bytes()
     if draws.draw(st.booleans()):
@@ -164,6 +164,13 @@ def check_json(draws, path):
         path.write_text(json.dumps(draws.draw(other_values(json.loads(raw)))))
 
 
+def damaged_copy(draws, source, folder):
+    """A copy of a run in which one file is damaged."""
+    copied = shutil.copytree(source, folder / "run")
+    damage_json(draws, copied / draws.draw(st.sampled_from(["config.json", "summary.json", "metrics.jsonl"])))
+    return copied
+
+
 def test_files_of_reports(count, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path, title, table=None: figures.Picture("", table=table))
     write_folder(tmp_path, compare_runs())
@@ -171,12 +178,9 @@ def test_files_of_reports(count, tmp_path, monkeypatch):
     @given(st.data())
     @cases(8, 500)
     def check(draws):
-        chosen = draws.draw(st.sampled_from(["config.json", "summary.json", "metrics.jsonl"]))
         count("hostile files of runs")
         with watched() as folder:
-            shutil.copytree(tmp_path, folder / "run")
-            check_json(draws, folder / "run" / chosen)
-            page = report.write(folder / "run").path.read_text()
+            page = report.write(damaged_copy(draws, tmp_path, folder)).path.read_text()
             assert "<script" not in page
 
     check()
@@ -190,12 +194,9 @@ def test_files_of_a_run_that_is_resumed(count, tmp_path):
     @given(st.data())
     @cases(8, 300)
     def check(draws):
-        chosen = draws.draw(st.sampled_from(["config.json", "summary.json", "metrics.jsonl"]))
         count("hostile files of runs")
         with watched() as folder:
-            shutil.copytree(tmp_path, folder / "run")
-            check_json(draws, folder / "run" / chosen)
-            run(plan, task, folder / "run")
+            run(plan, task, damaged_copy(draws, tmp_path, folder))
 
     check()
 
@@ -217,7 +218,7 @@ def test_checkpoints(count, tmp_path):
             shutil.copytree(tmp_path, folder, dirs_exist_ok=True)
             path, record = folder / chosen, folder / "checkpoints/7/record.json"
             if path == record:
-                check_json(draws, path)
+                damage_json(draws, path)
             else:
                 path.write_bytes(draws.draw(damaged(path.read_bytes())))
                 if draws.draw(st.booleans()):
