@@ -186,6 +186,23 @@ def test_files_of_reports(count, tmp_path, monkeypatch):
     check()
 
 
+def test_a_report_shows_no_file_from_elsewhere(tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (study := tmp_path / "study").mkdir()
+    for name in ("../secret.png", str(tmp_path / "secret.png")):
+        config = {"command": "study", "title": "", "figures": [{"file": name, "caption": ""}]}
+        (study / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match="is not in"):
+            report.write(study)
+
+
+def test_a_value_of_another_kind_is_one_line(tmp_path):
+    config = json.loads((write_folder(tmp_path, compare_runs()) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"budget": [1]}))
+    with pytest.raises(UserError, match="cannot be shown"):
+        report.write(tmp_path)
+
+
 def test_files_of_a_run_that_is_resumed(count, tmp_path):
     plan = build("saddle", "sgd", load("saddle", None), seeds=(0,), steps=3)
     task = load("saddle", None)
@@ -204,6 +221,7 @@ def test_files_of_a_run_that_is_resumed(count, tmp_path):
 STATE = {"x": np.arange(6.0, dtype=np.float32), "n": np.arange(3)}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves its event loop open
 def test_checkpoints(count, tmp_path):
     """Also where the checksums were made to fit."""
     checkpoint.save(tmp_path, 7, STATE, {"step": 7})
