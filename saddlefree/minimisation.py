@@ -269,7 +269,7 @@ def least_squares(
       residual_fn: function of the parameters that returns residuals, an array or a pytree of them; `pointwise(…)` where
         each depends on one point of the data, which is cheaper.
       params: a pytree of real arrays, where it starts; not changed.
-      solver: None is `row_space()`, while it pays, where the smaller of residuals and parameters is at most 500, or 100
+      solver: None is `row_space()`, while it pays, where the smaller of residuals and parameters is at most 600, or 100
         without `pointwise`; then, and otherwise, as in `minimise`. Any other solver works too.
       rule: as in `minimise`, and so are all further arguments.
       max_steps: the most steps of this call, ≥ 0.

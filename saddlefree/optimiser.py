@@ -81,7 +81,7 @@ def saddle_free_newton(
         f + max_increase·|f|. It costs two evaluations of the loss a step, one where `value=` is passed.
       max_step: None, or a number > 0 or schedule: a step is shortened where its root mean square exceeds it.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
-      escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
+      escape: `escape(…)` searches for negative curvature every few steps, to leave saddles; None does not.
       averaging: None, or γ ≥ 0: an average of the parameters is kept, which `averaged_params` reads and describes; 8 is
         a good choice for mini-batches.
       packed: one flat vector for all parameters, which compiles faster. False keeps every leaf by itself: for
@@ -146,7 +146,7 @@ def adaptive_saddle_free_newton(
       weight_decay: None, or a number ≥ 0 or schedule; decoupled, −η·weight_decay·x is added to the update after the
         model and the loss have judged it.
       frozen: parameters that stay as they are: a pytree of bools, a prefix of one, or a function from parameters to it.
-      escape: `escape(…)` looks for a way off saddles now and then; None does not, and costs nothing.
+      escape: `escape(…)` searches for negative curvature every few steps, to leave saddles; None does not.
       averaging: None, or γ ≥ 0: an average of the parameters is kept, which `averaged_params` reads.
       packed: one flat vector for all parameters, which compiles faster; False for sharded parameters.
 

@@ -24,7 +24,7 @@ DENSE = 1_000
 """The most parameters for which a quasi-Newton matrix is kept whole."""
 MEMORY = 200
 """The updates of a quasi-Newton matrix that are kept for more parameters."""
-FEW = 500
+FEW = 600
 """The most residuals, or parameters, for which Gauss-Newton steps are the first stage."""
 PASSES = 100
 """The same where each of them takes a pass over all residuals."""

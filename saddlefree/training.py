@@ -39,7 +39,7 @@ ResidualsOf = Callable[[Tree, Tree, jax.Array], ResidualFn]
 """(model_state, batch, key) to the residuals of that batch, a function of the parameters or `pointwise(…)`."""
 
 _MANY = 8
-"""Compilations of one step beyond which something is amiss."""
+"""Compilations of one step beyond which it warns."""
 
 
 def init(
@@ -52,6 +52,10 @@ def init(
       tx: any Optax transformation.
       model_state: what the model carries beside its parameters, such as running averages; None if nothing.
       seed: of the keys that the loss is called with.
+
+    >>> state = init(jnp.zeros(3), optax.sgd(0.1))
+    >>> int(state.step), state.params
+    (0, Array([0., 0., 0.], dtype=float32))
     """
     params, opt_state, model_state = jax.tree.map(jnp.array, (params, tx.init(params), model_state))
     return TrainState(params, opt_state, model_state, jax.random.PRNGKey(seed), jnp.zeros((), jnp.int32))

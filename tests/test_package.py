@@ -65,8 +65,14 @@ def test_public_names_are_documented_and_exist():
     for name in sf.__all__:
         part = getattr(sf, name)
         assert part.__doc__, name
-        if callable(part) and name != "Solution":
+        if callable(part):
             assert ">>>" in part.__doc__, f"{name} has no example"
+
+
+def test_public_names_are_on_the_page_of_the_api():
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"^::: saddlefree\.(\w+)", page, flags=re.MULTILINE))
+    assert set(sf.__all__) - shown == set()
 
 
 @pytest.mark.parametrize(

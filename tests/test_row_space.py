@@ -308,7 +308,7 @@ def test_residuals_of_another_loss_are_found():
 
 
 def test_default_of_least_squares_counts_passes():
-    """By points up to 500; for other functions a row is a pass over all residuals, and quasi-Newton is cheaper."""
+    """By points up to 600; for other functions a row is a pass over all residuals, and quasi-Newton is cheaper."""
     layout, J = Space(jnp.zeros(200)), jnp.ones((120, 200))
     for fn, exact in (
         (linear(J, J[:, 0], True), True),

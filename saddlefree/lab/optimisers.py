@@ -468,11 +468,12 @@ def _(v: "Values", around: "Circumstances") -> Any:
     return full_batch.single("quasi-newton", around, sf.quasi_newton(memory=v["memory"]))
 
 
-@optimiser("row-space", "Gauss-Newton, exact in the row space", {"target": Setting(0.25, high=0.99)}, mapped=False)
+@optimiser("row-space", "Gauss-Newton, exact in the row space", {"share": Setting(0.5, high=1.0)}, mapped=False)
 def _(v: "Values", around: "Circumstances") -> Any:
+    from saddlefree import stages
     from saddlefree.lab import full_batch
 
-    rule = sf.damping_search(target=v["target"])
+    rule = dataclasses.replace(stages.GAUSS_NEWTON, share=v["share"])
     return full_batch.single("row-space", around, sf.row_space(), rule, squares=True)
 
 

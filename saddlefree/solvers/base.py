@@ -64,7 +64,13 @@ class Solver:
 
 
 class Solution(NamedTuple):
-    """A direction and how it was found."""
+    """A direction and how it was found.
+
+    >>> import saddlefree as sf
+    >>> solution = sf.solve(sf.exact(), lambda v: 2 * v, jnp.ones(2), damping=0.0)
+    >>> solution.direction, sorted(solution.stats)
+    (Array([0.5, 0.5], dtype=float32), ['largest_eigenvalue', 'products', 'smallest_eigenvalue'])
+    """
 
     direction: Tree  # ≈ (|H| + λI)⁻¹ g, shaped like g
     stats: dict[str, jax.Array]  # scalars, such as the products used

@@ -48,7 +48,8 @@ class lanczos(Solver):
 
     The statistics hold `error`, the last (up to four) vectors' share as an estimate of the relative error, often a few
     times too small (with `two_pass` what the Ritz values' residuals say where that is more, often ten times too large);
-    the extreme Ritz values; and `negative_share`, the share of ‖g‖² in directions of negative curvature.
+    the extreme Ritz values of the space of this step, which with `recycle` holds little of the curvature that is known
+    already; and `negative_share`, the share of ‖g‖² in directions of negative curvature.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([2.0, -0.5, 1.0]))

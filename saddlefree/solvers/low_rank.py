@@ -72,7 +72,7 @@ class low_rank(Solver):
         None: gradient descent at the rate η/λ. It runs in working precision, on the parameters' own tree; with many
         leaves `optax.flatten(optax.adam(1e-3))` compiles faster.
       surprise: a number > 1, or None for never. A gradient that is so many times longer than on average says that the
-        curvature has outgrown the basis, which is then refreshed at once, but not within T/10 steps of the last time.
+        basis is out of date, and it is then refreshed at once, but not within T/10 steps of the last time.
       unroll: products in one iteration of the compiled loop, or True for no loop at all.
 
     A refresh starts Lanczos from the averaged gradient and the old basis together, so that what was found once is found

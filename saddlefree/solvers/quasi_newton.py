@@ -97,7 +97,7 @@ class quasi_newton(Solver):
     M begins as I/‖g‖ and is scaled by yᵀs/(yᵀMy) before its first update (Shanno & Phua 1978). It stays symmetric
     and positive definite. The step may be anything: where s is not −αMg (momentum, weight decay, chained
     transformations) M is updated by BFGS, where yᵀs is not safely positive it is left as it is (`skipped` counts), and
-    where d is not a direction of descent, or the last one led nowhere, M begins anew as yᵀs/(yᵀy) I (`resets` counts).
+    where d is not a direction of descent, or the last one gave no step, M begins anew as yᵀs/(yᵀy) I (`resets` counts).
 
     Args:
       memory: None keeps M as a matrix: P² numbers and one product with it a step. A whole number ≥ 1 keeps as many
