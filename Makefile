@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fuzz bench reproduce lint docs clean
+.PHONY: demo test fuzz soak bench reproduce lint docs wheel versions release clean
 
 demo: .venv/dev.stamp
 	rm -rf runs/demo
@@ -24,6 +24,10 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Odd arguments by the thousand, faults, hostile files and 100,000 steps: tests/reliability at length.
+soak: .venv/dev.stamp
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 --dist worksteal tests/reliability
+
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.compile_time
 	$(BIN)/python -m benchmarks.curvature
@@ -36,8 +40,29 @@ reproduce: .venv/dev.stamp
 docs: .venv/docs.stamp
 	$(BIN)/mkdocs build --strict
 
+# A wheel and a source distribution; the wheel is tried in an environment of its own, without any extra.
+wheel: .venv/release.stamp
+	rm -rf dist .venv/wheel
+	$(BIN)/python -m build
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	.venv/wheel/bin/python -I release/smoke.py README.md
+
+# Both ends of the range of jax and optax in pyproject.toml, on the lowest and on a recent Python.
+NEWEST ?= python3.13
+versions:
+	$(PYTHON) release/versions.py --lowest $(PYTHON) --highest $(NEWEST)
+
+# Builds, tries and publishes the version of a tagged, clean checkout. Twine asks for the registry's token, or takes
+# TWINE_USERNAME and TWINE_PASSWORD.
+release: wheel
+	test -z "$$(git status --porcelain)"
+	test "$$(git describe --tags --exact-match)" = "v$$($(BIN)/python -c 'import saddlefree; print(saddlefree.__version__)')"
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m twine upload dist/*
+
 clean:
-	rm -rf .venv site
+	rm -rf .venv dist site
 
 .venv/dev.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv
@@ -46,4 +71,8 @@ clean:
 
 .venv/docs.stamp: .venv/dev.stamp
 	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+.venv/release.stamp: .venv/dev.stamp
+	$(INSTALL) --editable '.[release]'
 	touch $@

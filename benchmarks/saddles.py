@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 import saddlefree as sf
-from benchmarks.record import write
 
 STARTS = 1_000
 STEPS = 500
@@ -140,6 +139,8 @@ def main() -> None:
         print(f"{name:<12}" + "".join(f"{method:>14} {count:5}" for method, count in counts.items()), flush=True)
         summary["ended_on_saddles"][name] = counts
     totals = {method: sum(c[method] for c in summary["ended_on_saddles"].values()) for method in METHODS}
+    from benchmarks.record import write  # needs the laboratory, which users of the functions above do not
+
     write("saddles", {**summary, "total": totals})
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saddlefree.names import *
 
+__version__ = "0.2.0"
+
 __all__ = [
     "Answers",
     "Minimum",

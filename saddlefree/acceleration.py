@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from saddlefree import checks, space
 from saddlefree.space import Vector
 
 
+@runtime_checkable
 class Accelerator(Protocol):
     """What the series solver calls: `init`, exactly `num_sums` times `push`, then `limit`."""
 

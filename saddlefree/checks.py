@@ -38,17 +38,88 @@ def number(
         return
     left = "(" if open_low or low == -math.inf else "["
     right = ")" if open_high or high == math.inf else "]"
-    error = ValueError(f"{name} must be a number in {left}{low}, {high}{right}, got {value!r}")
-    if isinstance(value, bool) or not (isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()):
-        raise error
-    concrete = float(value)
+    concrete = _as_float(value)
     if (
         not math.isfinite(concrete)
         or not low <= concrete <= high
         or (open_low and concrete == low)
         or (open_high and concrete == high)
     ):
-        raise error
+        raise ValueError(f"{name} must be a number in {left}{low}, {high}{right}, got {value!r}")
+
+
+def _as_float(value: Any) -> float:
+    """A real number, or a scalar array of one, as a float; NaN where it is none or too large for a float."""
+    if not is_real(value) or jnp.shape(value) != ():
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def constant(name: str, value: Any, low: float = -math.inf, high: float = math.inf, **open_ends: bool) -> None:
+    """`number`, where a schedule will not do.
+
+    >>> constant("threshold", lambda count: 0.5, 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: threshold must be a number and cannot be a schedule
+    """
+    if callable(value):
+        raise ValueError(f"{name} must be a number and cannot be a schedule")
+    number(name, value, low, high, **open_ends)
+
+
+def is_real(x: Any) -> bool:
+    """Whether x is a real number or an array of real numbers, traced ones included."""
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        dtype = getattr(x, "dtype", np.dtype(object))
+        return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    return True
+
+
+def real_scalar(name: str, value: Any) -> None:
+    """Refuses whatever is not one real number; it may be traced, and need not be finite."""
+    too_large = isinstance(value, int) and math.isnan(_as_float(value))
+    if not is_real(value) or jnp.shape(value) != () or too_large:
+        raise ValueError(f"{name} must be one real number, got {value!r}")
+
+
+def function(name: str, value: Any) -> None:
+    """Refuses what cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, got {value!r}")
+
+
+def is_bool(x: Any) -> bool:
+    """Whether x is one bool, also as an array or traced."""
+    return isinstance(x, bool) or (getattr(x, "dtype", None) == np.dtype(bool) and x.shape == ())
+
+
+def condition(name: str, value: Any) -> None:
+    """Refuses whatever is not one bool; it may be traced."""
+    if not is_bool(value):
+        raise ValueError(f"{name} must be None, True, False or a traced bool, got {value!r}")
+
+
+def switch(name: str, value: Any) -> None:
+    """Refuses whatever is neither True nor False."""
+    kind(name, value, bool, "True or False")
+
+
+def choice(name: str, value: Any, names: tuple[str, ...]) -> None:
+    """Refuses whatever is none of the `names`."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}")
+
+
+def seed(value: Any) -> None:
+    """Refuses a seed that `jax.random.key` does not take."""
+    if isinstance(value, jax.Array) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {value!r}")
 
 
 def integer(name: str, value: Any, low: int) -> None:

@@ -16,13 +16,21 @@ def diagnostics(state: Any) -> dict[str, jax.Array]:
     `rejected_steps` and `nonfinite_steps`, and where the loss is measured `value` and `reduction_ratio`. Where a state
     holds several of this library's transformations, the first one's.
 
+    They are arrays, so that reading them waits for nothing and works under `jit`. For a log, `jax.device_get` fetches
+    all of them at once, and `tolist` makes plain numbers of them (lists under `vmap`).
+
     Args:
       state: of one of this library's transformations, also inside `chain`, `inject_hyperparams`, `apply_if_finite`, …
 
     >>> import jax.numpy as jnp, optax
     >>> import saddlefree as sf
     >>> tx = optax.chain(sf.adaptive_saddle_free_newton(sf.exact(), initial_damping=0.5), optax.clip(1.0))
-    >>> int(diagnostics(tx.init(jnp.ones(2)))["rejected_steps"])
+    >>> state = tx.init(jnp.ones(2))
+    >>> int(diagnostics(state)["rejected_steps"])
+    0
+    >>> import json
+    >>> line = {name: figure.tolist() for name, figure in jax.device_get(diagnostics(state)).items()}
+    >>> json.loads(json.dumps(line))["steps"]
     0
     """
     found = _find(state)

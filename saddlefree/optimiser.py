@@ -201,6 +201,7 @@ def scale_by_saddle_free(
             f"{solver}"
         )
     checks.number("damping", damping, 0)
+    checks.switch("packed", packed)
     if asked_by(damping) > solver.answers:
         raise ValueError(f"damping must be 0 beside {type(solver).__name__}, which answers λ = 0 only, got {damping!r}")
 
@@ -212,6 +213,7 @@ def scale_by_saddle_free(
     def update(
         updates: Tree, state: ScaleBySaddleFreeState, params: Tree | None = None, **extra: Any
     ) -> tuple[Tree, ScaleBySaddleFreeState]:
+        _check_kind(state, ScaleBySaddleFreeState)
         problem = from_update(updates, params, frozen, packed, None, False, extra)
         layout, count = problem.space, optax.safe_increment(state.count)
         if not layout.size:
@@ -246,12 +248,12 @@ def _newton(
     check_rule(rule, solver)
     if weight_decay is not None:
         checks.number("weight_decay", weight_decay, 0)
-    checks.kind("packed", packed, bool, "True or False")
+    checks.switch("packed", packed)
     if escape is not None:
         checks.kind("escape", escape, Escape, "None or escape(…)")
         rule = Escaping(rule, escape)
     if averaging is not None:
-        checks.number("averaging", averaging, 0)
+        checks.constant("averaging", averaging, 0)
     names = ["damping", "learning_rate", "momentum", "result", *rule.measures * ["value"], *rule.figures, *solver.stats]
     remembers = solver.uses_previous or rule.has_momentum
 
@@ -271,6 +273,7 @@ def _newton(
     def update(
         updates: Tree, state: SaddleFreeState, params: Tree | None = None, **extra: Any
     ) -> tuple[Tree, SaddleFreeState]:
+        _check_kind(state, SaddleFreeState)
         previous = state.previous if remembers else None
         problem = from_update(updates, params, frozen, packed, previous, rule.uses_products, extra)
         layout, count = problem.space, optax.safe_increment(state.count)
@@ -356,6 +359,12 @@ def _as_updates(layout: Space, step: Vector, params: Tree) -> Tree:
 def _empty_figures(names: Any, layout: Space) -> dict[str, jax.Array]:
     whole = ("products", "result")
     return {name: jnp.zeros((), jnp.int32 if name in whole else layout.dtype) for name in names}
+
+
+def _check_kind(state: Any, kind: type) -> None:
+    """Refuses the state of another transformation."""
+    if not isinstance(state, kind):
+        raise ValueError(f"state must come from tx.init(params) of this optimiser, got {type(state).__name__}")
 
 
 def _check_state(init: Any, params: Tree, state: Any) -> None:

@@ -96,6 +96,7 @@ def from_update(
         raise ValueError("params must be given to update(): curvature is taken at the parameters")
     value_fn, curvature_fn, matvec = (extra.get(name) for name in ("value_fn", "curvature_fn", "matvec"))
     residual_fn = extra.get("residual_fn")
+    _check_arguments(extra)
     if value_fn is None and residual_fn is not None:
         value_fn = half_square(residual_fn)
     if matvec is None and curvature_fn is None and value_fn is None:
@@ -107,16 +108,24 @@ def from_update(
         )
     params = checks.arrays(params)
     layout = Space(trainable(params, frozen), packed)
-    require_same_shapes(layout.like, updates)
+    require_same_shapes("updates", layout.like, updates)
+    if extra.get("grad") is not None:
+        require_same_shapes("grad", layout.like, extra["grad"])
 
     def pack(x: Tree) -> Vector:
         return layout.pack(space.select(layout.like, x))
 
     def operator(part: Tree) -> MatVec:
         if matvec is not None:
-            zeros = space.zeros_like(params)
-            return in_dtypes_of(space.select(part, params), lambda v: space.select(part, matvec(space.fill(v, zeros))))
-        fn = curvature_fn or value_fn
+            zeros, like = space.zeros_like(params), space.select(part, params)
+
+            def product(v: Tree) -> Tree:
+                found = matvec(space.fill(v, zeros))
+                require_same_shapes("the result of matvec", like, found)
+                return space.select(part, found)
+
+            return in_dtypes_of(like, product)
+        fn = value_fn if curvature_fn is None else checks.scalar_valued("curvature_fn", curvature_fn)
         return hessian(lambda block: fn(space.fill(block, params)), space.select(part, params))  # type: ignore[misc]
 
     def loss(step: Vector | None) -> jax.Array:
@@ -155,14 +164,39 @@ def trainable(params: Tree, frozen: Frozen) -> Tree:
     """The parameters that are not frozen; those that are become None, which JAX takes for an empty subtree."""
     if frozen is not None:
         mask = frozen(params) if callable(frozen) else frozen
-        params = jax.tree.map(lambda f, x: jax.tree.map(lambda leaf: None if f else leaf, x), mask, params)
+        wrong = ValueError(f"frozen must be a pytree of bools like the parameters, or a prefix of one, got {mask!r}")
+        if not all(map(checks.is_bool, jax.tree.leaves(mask))):
+            raise wrong
+        try:
+            params = jax.tree.map(lambda f, x: jax.tree.map(lambda leaf: None if f else leaf, x), mask, params)
+        except ValueError:
+            raise wrong from None
     checks.real_parameters(params)
     return params
 
 
-def require_same_shapes(params: Tree, updates: Tree) -> None:
-    """Refuses updates, or a state, of other parameters."""
-    wanted = [leaf.shape for leaf in jax.tree.leaves(params)]
-    found = [jnp.shape(leaf) for leaf in jax.tree.leaves(space.select(params, updates))]
+def require_same_shapes(name: str, params: Tree, tree: Tree) -> None:
+    """Refuses what belongs to other parameters."""
+    wanted = jax.tree.map(lambda leaf: str(leaf.shape), params)
+    try:
+        found = jax.tree.map(_shape, space.select(params, tree))
+    except ValueError:  # of another structure
+        found = jax.tree.map(_shape, tree)
     if wanted != found:
-        raise ValueError(f"updates must have the shapes of the trainable parameters, {wanted}, got {found}")
+        raise ValueError(f"{name} must be a pytree of real arrays like params, {wanted}, got {found}")
+
+
+def _shape(x: Any) -> str:
+    """The shape of a real array, or what else x is."""
+    return str(jnp.shape(x)) if checks.is_real(x) else str(getattr(x, "dtype", type(x).__name__))
+
+
+def _check_arguments(extra: dict[str, Any]) -> None:
+    """Refuses optional arguments of an Optax `update` that are of the wrong kind."""
+    given = {name: value for name, value in extra.items() if value is not None}
+    for name in given.keys() & {"value_fn", "curvature_fn", "matvec", "residual_fn"}:
+        checks.function(name, given[name])
+    if "value" in given:
+        checks.real_scalar("value", given["value"])
+    if "refresh" in given:
+        checks.condition("refresh", given["refresh"])

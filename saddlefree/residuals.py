@@ -53,7 +53,7 @@ def of_part(residual_fn: ResidualFn, params: Tree) -> ResidualFn:
         raise ValueError(
             f"residual_fn must be a function of the parameters that returns residuals, got {residual_fn!r}"
         )
-    return lambda x: residual_fn(space.fill(x, params))
+    return lambda x: checked(residual_fn(space.fill(x, params)))
 
 
 def half_square(residual_fn: ResidualFn) -> Callable[[Tree], jax.Array]:

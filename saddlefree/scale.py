@@ -7,7 +7,7 @@ Each choice of V is a frozen dataclass with `init(gradient)`, its state, and `me
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ class Measurement(NamedTuple):
     squared: Vector | None = None  # H²g, where it came along
 
 
+@runtime_checkable
 class Scale(Protocol):
     """A choice of V."""
 
@@ -58,8 +59,8 @@ class lower_bound:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.number("initial", self.initial, 0, open_low=True)
-        checks.number("decay", self.decay, 0, 1, open_low=True)
+        checks.constant("initial", self.initial, 0, open_low=True)
+        checks.constant("decay", self.decay, 0, 1, open_low=True)
 
     def init(self, gradient: Vector) -> jax.Array:
         """V itself is the state."""
@@ -95,7 +96,8 @@ class power_iteration:
 
     def __post_init__(self) -> None:
         checks.integer("num_iterations", self.num_iterations, low=1)
-        checks.number("safety", self.safety, 0, open_low=True)
+        checks.constant("safety", self.safety, 0, open_low=True)
+        checks.seed(self.seed)
 
     def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
@@ -140,7 +142,8 @@ class lanczos_bound:
 
     def __post_init__(self) -> None:
         checks.integer("num_products", self.num_products, low=1)
-        checks.number("safety", self.safety, 0, open_low=True)
+        checks.constant("safety", self.safety, 0, open_low=True)
+        checks.seed(self.seed)
 
     def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
@@ -180,7 +183,8 @@ class trace_bound:
 
     def __post_init__(self) -> None:
         checks.integer("num_samples", self.num_samples, low=1)
-        checks.number("margin", self.margin, 0, open_low=True)
+        checks.constant("margin", self.margin, 0, open_low=True)
+        checks.seed(self.seed)
 
     def init(self, gradient: Vector) -> jax.Array:
         """The random key."""
@@ -213,7 +217,7 @@ class fixed_scale:
     value: Scalar
 
     def __post_init__(self) -> None:
-        checks.number("value", self.value, 0, open_low=True)
+        checks.constant("value", self.value, 0, open_low=True)
 
     def init(self, gradient: Vector) -> tuple[()]:
         """Nothing to remember."""

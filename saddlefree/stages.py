@@ -4,6 +4,7 @@ The choice follows from the number of parameters P, from the residuals where the
 its way (`Stage.pace`, and steps without progress), never from the clock.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -33,6 +34,8 @@ LEAST = 20
 PACE = 0.02
 """How much ln f must fall in a Gauss-Newton step, on average, for these to go on."""
 
+ON_FULL_BATCHES = dataclasses.replace(DEFAULT_ADAPTIVE, refresh_every=None)
+"""The default solver of an optimiser without what it keeps for mini-batches."""
 GAUSS_NEWTON = damping_search(spread=10.0, reach=1, share=0.5, lengths=6)
 """The rule of Gauss-Newton steps."""
 
@@ -60,7 +63,7 @@ def given(solver: Solver | None, rule: Rule | None, default: Callable[[], tuple[
 
 def choose(layout: Space) -> tuple[Stage, ...]:
     """The stages of `minimise`: a self-scaled Broyden method, and |H| where that is stuck."""
-    solver, last = quasi_newton(), Stage(DEFAULT_ADAPTIVE, default_rule(DEFAULT_ADAPTIVE))
+    solver, last = quasi_newton(), Stage(ON_FULL_BATCHES, default_rule(ON_FULL_BATCHES))
     if layout.size > DENSE:
         # Two vectors an update; half as much again while they are compressed.
         memory = min(MEMORY, solver.max_bytes // (3 * layout.size * jnp.dtype(layout.dtype).itemsize))

@@ -19,9 +19,10 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# `make fuzz` draws examples at random, and more of them.
+# `make fuzz` and `make soak` draw examples at random, and more of them.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("soak", parent=hypothesis.settings.get_profile("fuzz"))
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -1,10 +1,12 @@
 """The package as a whole: what it imports, what it exports."""
 
 import importlib.metadata
+import itertools
 import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -23,6 +25,40 @@ def test_core_imports_jax_and_optax_only():
     assert result.stdout.split() == ["saddlefree"]
     required = [r for r in importlib.metadata.requires("saddlefree") if "extra" not in r]
     assert sorted(r.split(">")[0] for r in required) == ["jax", "optax"]
+
+
+ROOT = pathlib.Path(sf.__file__).parent
+
+
+def test_version_has_one_place():
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    assert re.fullmatch(r"\d+\.\d+\.\d+", sf.__version__)
+    assert "version" in project["project"]["dynamic"]
+    assert f"## {sf.__version__}" in (ROOT.parent / "CHANGELOG.md").read_text()
+    assert (ROOT / "py.typed").exists()
+
+
+def test_what_is_imported_is_declared():
+    """By the library and the laboratory; jax brings numpy."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
+    requirements = [*project["dependencies"], *extras]
+    declared = {re.match(r"[\w-]+", name).group().lower() for name in requirements}
+    other_names = {"kfac_jax": "kfac-jax", "orbax": "orbax-checkpoint", "psgd_jax": "psgd-jax"}
+    other_names |= {"sklearn": "scikit-learn"}
+    imported = set()
+    for path in ROOT.rglob("*.py"):
+        imported |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.M))
+    ours = {"saddlefree", "numpy", *sys.stdlib_module_names}
+    assert {other_names.get(name, name).lower() for name in imported - ours} <= declared
+
+
+def test_pinned_versions_are_releases():
+    """A nightly build vanishes; a registry's address is the user's own affair."""
+    text = (ROOT.parent / "constraints.txt").read_text()
+    assert "nightly" not in text
+    assert ".dev" not in text
+    assert "//" not in text
 
 
 def test_public_names_are_documented_and_exist():

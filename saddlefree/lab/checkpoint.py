@@ -69,13 +69,18 @@ def load(run: pathlib.Path, layout: dict[str, Any] | None = None) -> tuple[dict[
     folder = run / "checkpoints" / str(steps[-1])
     before = f"step {steps[-2]}" if len(steps) > 1 else "the start"
     remedy = f"delete {folder} to resume from {before}"
+    damaged = UserError(f"{folder / 'record.json'} is damaged: {remedy}")
     try:
         record = read_json(folder / "record.json")
         digests = _digests(folder / "state")
     except (UserError, OSError):
-        raise UserError(f"{folder / 'record.json'} is damaged: {remedy}") from None
+        raise damaged from None
+    if not isinstance(record, dict):
+        raise damaged
     if record.get("version") != VERSION:
         other: str | None = f"has version {record.get('version', 1)} of the format, this is version {VERSION}"
+    elif not all(isinstance(record.get(name), dict) for name in ("layout", "sha256", "position")):
+        raise damaged
     else:
         other = _mismatch(record["layout"], record["layout"] if layout is None else layout)
     if other:
@@ -84,9 +89,12 @@ def load(run: pathlib.Path, layout: dict[str, Any] | None = None) -> tuple[dict[
     for name, digest in record["sha256"].items():
         if digests.get(name) != digest:
             raise UserError(f"{folder / 'state' / name} is damaged or missing: {remedy}")
-    kept = {path: np.empty(shape, dtype) for path, (shape, dtype) in record["layout"].items() if 0 not in shape}
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore((folder / "state").resolve(), kept), record["position"]
+    try:
+        kept = {path: np.empty(shape, dtype) for path, (shape, dtype) in record["layout"].items() if 0 not in shape}
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.restore((folder / "state").resolve(), kept), record["position"]
+    except Exception as error:  # a checksum can be made to fit, and Orbax then fails in many ways
+        raise UserError(f"{folder} cannot be read ({error}): {remedy}") from error
 
 
 def _mismatch(written: dict[str, Any], wanted: dict[str, Any]) -> str | None:
@@ -97,9 +105,13 @@ def _mismatch(written: dict[str, Any], wanted: dict[str, Any]) -> str | None:
         if path not in wanted:
             return f"has a leaf {path} that this run has not"
         if written[path] != wanted[path]:
-            (shape, dtype), (now, kind) = written[path], wanted[path]
-            return f"has {path} as {dtype}{shape}, this run as {kind}{now}"
+            return f"has {path} as {_described(written[path])}, this run as {_described(wanted[path])}"
     return None
+
+
+def _described(layout: Any) -> str:
+    """An array's dtype and shape as one word, or what stands in their place."""
+    return f"{layout[1]}{layout[0]}" if isinstance(layout, list) and len(layout) == 2 else str(layout)
 
 
 def _leaves(state: Any) -> dict[str, Any]:
@@ -113,7 +125,7 @@ def _layout(leaves: dict[str, Any]) -> dict[str, Any]:
 
 def _complete(run: pathlib.Path) -> list[int]:
     records = (run / "checkpoints").glob("*/record.json")
-    return sorted(int(path.parent.name) for path in records if path.parent.name.isdigit())
+    return sorted(int(path.parent.name) for path in records if path.parent.name.isdecimal())
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:

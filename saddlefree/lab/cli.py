@@ -3,7 +3,6 @@
 Names, numbers and files are checked before JAX and all that needs it is imported: help and a typo are answered at once.
 """
 
-import importlib.metadata
 import os
 import pathlib
 import re
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 from rich.markup import escape
 
+from saddlefree import __version__
 from saddlefree.lab import optimisers as registry
 from saddlefree.lab import problems, studies
 from saddlefree.lab.arguments import (
@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command. An error that the user can mend is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
-        print(f"saddlefree {importlib.metadata.version('saddlefree')}")
+        print(f"saddlefree {__version__}")
         return
     try:
         _run(given or ["--help"])

@@ -152,7 +152,7 @@ def _fetch(file: File, folder: pathlib.Path) -> None:
             for name in file.names:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(pathlib.Path(scratch) / name, folder / name)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, EOFError, KeyError, http.client.HTTPException, tarfile.TarError) as error:
         expected = f"{file.size:,} bytes" + (f" with SHA-256 {file.sha256}" if file.sha256 else "")
         raise UserError(
             f"{file.url} was not downloaded: {error}; expected are {expected}; try again, or {file.by_hand(folder)}"

@@ -3,11 +3,16 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.interpreters.xla
 import jax.numpy as jnp
-import kfac_jax
-from kfac_jax._src import tag_graph_matcher
 
 from saddlefree.lab.task import Batch, Task, Tree, total
+
+# TensorFlow Probability 0.25, through which kfac-jax samples, looks for this table where JAX 0.10 has it no longer.
+jax.interpreters.xla.pytype_aval_mappings = jax.core.pytype_aval_mappings  # type: ignore[attr-defined]
+
+import kfac_jax  # noqa: E402
+from kfac_jax._src import tag_graph_matcher  # noqa: E402
 
 
 def _evaluated(eqn: Any, values: list) -> list:

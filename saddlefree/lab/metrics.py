@@ -73,7 +73,11 @@ class Metrics:
     def __init__(self, folder: pathlib.Path, last_step: int):
         """Goes on after `last_step`; what was written of later steps is dropped."""
         path = folder / "metrics.jsonl"
-        write_lines(path, [line for line in read_lines(path) if line["step"] <= last_step])
+        lines = list(read_lines(path))
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line.get("step"), int):
+                raise UserError(f"{path}, line {number} is damaged: delete the line, or run again")
+        write_lines(path, [line for line in lines if line["step"] <= last_step])
         self._file = path.open("a")
 
     def __call__(self, event: Event) -> None:

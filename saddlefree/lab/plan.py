@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from saddlefree import __version__
 from saddlefree.lab import optimisers, problems
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.peers import packages
@@ -169,8 +170,9 @@ def configuration(command: str, plans: Sequence[Plan], task: Task, **more: Any) 
 
 def environment() -> dict[str, dict[str, Any]]:
     """The versions and the machine that figures are measured with."""
-    packages = ("saddlefree", "jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
-    versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
+    packages = ("jax", "jaxlib", "optax", "flax", "kfac-jax", "numpy")
+    versions = {"python": platform.python_version(), "saddlefree": __version__}
+    versions |= {name: importlib.metadata.version(name) for name in packages}
     machine = {"platform": jax.default_backend(), "system": platform.system(), "cores": cores()}
     return {"versions": versions, "machine": machine}
 

@@ -75,6 +75,14 @@ def write(folder: pathlib.Path) -> Page:
       folder: as `saddlefree train`, `saddlefree compare`, `saddlefree study` or `saddlefree tune` writes it, or one
         that holds several of `saddlefree compare`.
     """
+    try:
+        return _write(folder)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # `_read` checks what every report needs; a value elsewhere can still be of any kind.
+        raise UserError(f"{folder} cannot be shown ({error}): a file in it is damaged: restore it") from error
+
+
+def _write(folder: pathlib.Path) -> Page:
     config: dict[str, Any]
     if not (folder / "config.json").exists() and (inside := _comparisons(folder)):
         config = {"title": f"{len(inside)} comparison{'s' * (len(inside) > 1)}"}
@@ -95,7 +103,11 @@ def write(folder: pathlib.Path) -> Page:
 
 def _study(folder: pathlib.Path, config: Mapping[str, Any]) -> Content:
     tables = [of_study(table) for table in config.get("tables", [])]
-    pictures = [_embed(folder / figure["file"], figure["caption"]) for figure in config.get("figures", [])]
+    pictures = []
+    for figure in config.get("figures", []):
+        if not (path := folder / figure["file"]).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{folder / 'config.json'} is damaged: the figure {path} is not in {folder}")
+        pictures.append(_embed(path, figure["caption"]))
     return Content(tables, [Section("Figures", "", pictures)] if pictures else [])
 
 

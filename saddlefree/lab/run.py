@@ -78,6 +78,8 @@ def _known(folder: pathlib.Path, config: dict[str, Any], resume: bool) -> dict[s
     if not resume:
         raise UserError(f"{folder} holds a run already: go on with --resume, or choose another --out")
     found = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
+        raise UserError(f"{path} is damaged (no plan): restore it from a copy, or run again with another --out")
     if changed := difference(found["plan"], config["plan"]):
         raise UserError(
             f"{folder} holds another run ({changed}): resume with the same arguments, or choose another --out"
@@ -142,7 +144,12 @@ def run(
         state, at = program.start(), Position()
         if checkpoint.latest(folder) is not None:
             state, kept = checkpoint.restore(folder, state)
-            at = Position(**kept)
+            try:
+                at = Position(**kept)
+            except TypeError as error:
+                raise UserError(
+                    f"{folder / 'checkpoints'} is damaged ({error}): delete it to start anew, or choose another --out"
+                ) from None
         kinds = (Metrics, TensorBoard) if every_step else (Metrics,)
         listeners: list[Listener] = [*(stack.enter_context(closing(kind(folder, at.step))) for kind in kinds), listener]
 
@@ -217,7 +224,8 @@ def _timed(plan: Plan, task: Task) -> tuple[Plan, Program]:
 
 def _measure(fn: Callable[..., Result], *args: Any) -> tuple[Result, float]:
     begin = clock()
-    return fn(*args), clock() - begin
+    result = fn(*args)
+    return result, max(clock() - begin, 1e-9)  # a coarse clock may stand still, and rates divide by it
 
 
 def _summary(plan: Plan, at: Position, evaluated: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -55,10 +55,11 @@ class escape:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.number("radius", self.radius, 0, open_low=True)
+        checks.constant("radius", self.radius, 0, open_low=True)
         checks.integer("every", self.every, low=1)
         checks.integer("num_products", self.num_products, low=1)
-        checks.number("threshold", self.threshold, 0, 1)
+        checks.constant("threshold", self.threshold, 0, 1)
+        checks.seed(self.seed)
 
     def step(self, problem: Problem, damping: jax.Array, key: jax.Array) -> Vector:
         """The step out of a saddle, or 0."""

@@ -95,8 +95,8 @@ class line_search(Rule):
 
     def __post_init__(self) -> None:
         checks.number("damping", self.damping, 0)
-        checks.number("decrease", self.decrease, 0, 0.5, open_low=True, open_high=True)
-        checks.number("curvature", self.curvature, float(self.decrease), 1, open_low=True, open_high=True)
+        checks.constant("decrease", self.decrease, 0, 0.5, open_low=True, open_high=True)
+        checks.constant("curvature", self.curvature, float(self.decrease), 1, open_low=True, open_high=True)
         checks.integer("max_evaluations", self.max_evaluations, low=1)
 
     @property

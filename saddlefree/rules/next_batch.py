@@ -83,9 +83,9 @@ class next_batch(LearnedDamping):
     def __post_init__(self) -> None:
         checks.number("initial", self.initial, 0, open_low=True)
         checks.number("rate", self.rate, 0, open_low=True)
-        checks.number("decay_steps", self.decay_steps, 0, open_low=True)
-        checks.number("minimum", self.minimum, 0, open_low=True)
-        checks.number("maximum", self.maximum, float(self.minimum))
+        checks.constant("decay_steps", self.decay_steps, 0, open_low=True)
+        checks.constant("minimum", self.minimum, 0, open_low=True)
+        checks.constant("maximum", self.maximum, float(self.minimum))
         checks.number("refusal", self.refusal, 1)
         self._steps()
 

@@ -76,7 +76,7 @@ class noise_aware(Rule):
     def __post_init__(self) -> None:
         checks.kind("search", self.search, damping_search, "damping_search(…)")
         checks.kind("verdict", self.verdict, next_batch, "next_batch(…)")
-        checks.number("threshold", self.threshold, 0, open_low=True)
+        checks.constant("threshold", self.threshold, 0, open_low=True)
 
     def init(self, layout: Space) -> NoiseAwareState:
         """The search's λ, no step and no noise."""

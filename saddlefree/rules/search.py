@@ -79,10 +79,10 @@ class damping_search(LearnedDamping):
 
     def __post_init__(self) -> None:
         checks.number("initial_damping", self.initial, 0, open_low=True)
-        checks.number("spread", self.spread, 1, open_low=True)
+        checks.constant("spread", self.spread, 1, open_low=True)
         checks.integer("reach", self.reach, low=1)
-        checks.number("minimum", self.minimum, 0, open_low=True)
-        checks.number("maximum", self.maximum, float(self.minimum))
+        checks.constant("minimum", self.minimum, 0, open_low=True)
+        checks.constant("maximum", self.maximum, float(self.minimum))
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
         if self.share is not None:

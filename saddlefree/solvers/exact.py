@@ -58,10 +58,11 @@ class exact(Solver):
     stats = ("products", "smallest_eigenvalue", "largest_eigenvalue")
 
     def __post_init__(self) -> None:
-        checks.number("threshold", self.threshold, 0)
-        checks.number("replacement", self.replacement, 0, open_low=True)
+        checks.constant("threshold", self.threshold, 0)
+        checks.constant("replacement", self.replacement, 0, open_low=True)
         if self.average is not None:
-            checks.number("average", self.average, 0, 1, open_high=True)
+            checks.constant("average", self.average, 0, 1, open_high=True)
+        checks.switch("absolute", self.absolute)
         checks.integer("max_size", self.max_size, low=1)
         checks.integer("chunk", self.chunk, low=1)
 

@@ -99,12 +99,12 @@ class lanczos(Solver):
 
     def __post_init__(self) -> None:
         checks.integer("num_products", self.num_products, low=1)
-        if self.damping_form not in ("abs", "sqrt"):
-            raise ValueError(f"damping_form must be 'abs' or 'sqrt', got {self.damping_form!r}")
+        checks.choice("damping_form", self.damping_form, ("abs", "sqrt"))
         checks.integer("memory", self.memory, low=0)
         checks.integer("recycle", self.recycle, low=0)
+        checks.switch("two_pass", self.two_pass)
         if self.tolerance is not None:
-            checks.number("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+            checks.constant("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         if self.refresh_every is not None:
             checks.integer("refresh_every", self.refresh_every, low=1)
             if not self.recycle:

@@ -108,11 +108,11 @@ class low_rank(Solver):
         checks.integer("rank", self.rank, low=0)
         checks.integer("refresh_every", self.refresh_every, low=1)
         if self.averaging is not None:
-            checks.number("averaging", self.averaging, 0, 1, open_high=True)
+            checks.constant("averaging", self.averaging, 0, 1, open_high=True)
         if self.base is not None and not (hasattr(self.base, "init") and hasattr(self.base, "update")):
             raise ValueError(f"base must be None or an Optax optimiser such as optax.adam(1e-3), got {self.base!r}")
         if self.surprise is not None:
-            checks.number("surprise", self.surprise, 1, open_low=True)
+            checks.constant("surprise", self.surprise, 1, open_low=True)
         checks.unrolling(self.unroll)
 
     @property

@@ -134,8 +134,8 @@ class quasi_newton(Solver):
         names = ("ssbroyden", "ssbfgs", "bfgs")
         if self.memory is not None:
             checks.integer("memory", self.memory, low=1)
-        if self.update is not None and self.update not in names:
-            raise ValueError(f"update must be one of {', '.join(names)}, got {self.update!r}")
+        if self.update is not None:
+            checks.choice("update", self.update, names)
         checks.integer("max_bytes", self.max_bytes, low=1)
 
     def init(self, layout: Space) -> DenseState | LimitedState:

@@ -75,7 +75,7 @@ class row_space(Solver):
 
     def __post_init__(self) -> None:
         if self.momentum is not None:
-            checks.number("momentum", self.momentum, 0, 1, open_high=True)
+            checks.constant("momentum", self.momentum, 0, 1, open_high=True)
         checks.integer("chunk_size", self.chunk_size, low=1)
         checks.integer("max_bytes", self.max_bytes, low=1)
 

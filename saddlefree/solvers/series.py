@@ -62,6 +62,9 @@ class series(Solver):
     def __post_init__(self) -> None:
         checks.integer("num_terms", self.num_terms, low=1)
         checks.unrolling(self.unroll)
+        checks.kind("scale", self.scale, Scale, "a scale such as lanczos_bound()")
+        if self.acceleration is not None:
+            checks.kind("acceleration", self.acceleration, Accelerator, "None or one such as shanks(order=2)")
         if self._num_pushed > self.num_terms:
             raise ValueError(
                 f"num_terms must be a whole number ≥ {self._num_pushed} for {self.acceleration}, "
