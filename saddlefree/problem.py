@@ -145,7 +145,13 @@ def from_update(
         value, gradient = jax.value_and_grad(evaluate)(layout.unpack(layout.moved(step)))
         return value, layout.pack(gradient)
 
-    gradient = pack(updates)
+    def usable(gradient: Vector) -> Vector:
+        """NaN where the loss is not finite: the gradient there may be finite, and far too large for any average."""
+        if extra.get("value") is None:
+            return gradient
+        return jax.tree.map(lambda x: jnp.where(jnp.isfinite(extra["value"]), x, jnp.nan), gradient)
+
+    gradient = usable(pack(updates))
     known = Problem(
         layout,
         gradient,
@@ -153,7 +159,7 @@ def from_update(
         previous,
         extra.get("refresh"),
         loss,
-        gradient if extra.get("grad") is None else pack(extra["grad"]),
+        gradient if extra.get("grad") is None else usable(pack(extra["grad"])),
         value_and_gradient=value_and_gradient,
         residuals=None if residual_fn is None else of_part(residual_fn, params),
     )

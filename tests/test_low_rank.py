@@ -256,6 +256,18 @@ def test_a_non_finite_gradient_or_product_leaves_the_state():
     jax.tree.map(np.testing.assert_array_equal, refreshed.state.curvature, new.curvature)
 
 
+def test_a_loss_that_overflows_leaves_the_base_alone():
+    """Its gradient is finite: Adam would square it, and never move again."""
+    loss = lambda x: jnp.sum(x**2)  # noqa: E731
+    x, tx = jnp.array([1.0, -2.0]), sf.saddle_free_newton(solver=sf.low_rank(rank=1, base=optax.adam(1e-2)))
+    update = jax.jit(lambda g, state, x, value: tx.update(g, state, x, value=value, value_fn=loss))
+    _, state = update(jax.grad(loss)(x), tx.init(x), x, loss(x))
+    updates, after = update(jnp.full(2, 1e30), state, x, jnp.inf)
+    np.testing.assert_array_equal(updates, 0)
+    assert sf.diagnostics(after)["nonfinite_steps"] == 1
+    jax.tree.map(np.testing.assert_array_equal, after.solver.base, state.solver.base)
+
+
 def test_a_refused_step_keeps_what_the_base_learned():
     """The gradient was good, the step was not."""
     loss = lambda x: jnp.sum(x**2)  # noqa: E731
