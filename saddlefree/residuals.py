@@ -49,10 +49,6 @@ def of_part(residual_fn: ResidualFn, params: Tree) -> ResidualFn:
     if isinstance(residual_fn, pointwise):
         terms = [(lambda x, z, fn=fn: fn(space.fill(x, params), z), points) for fn, points in residual_fn.terms]
         return pointwise(*terms)
-    if not callable(residual_fn):
-        raise ValueError(
-            f"residual_fn must be a function of the parameters that returns residuals, got {residual_fn!r}"
-        )
     return lambda x: checked(residual_fn(space.fill(x, params)))
 
 

@@ -117,9 +117,10 @@ class noise_aware(Rule):
         return proposal._replace(figures={"verdict": jnp.where(noisy, cosine, 0), "noise": noise})
 
     def _lifted(self, damping: jax.Array, model: Model) -> jax.Array:
-        """λ, or a share of the largest |θ| where that is more and the solver reports it."""
+        """λ, or a share of the largest |θ| where that is more and the solver reports a finite one."""
         extremes = [jnp.abs(x) for name, x in model.stats.items() if name.startswith(("smallest_", "largest_"))]
-        return functools.reduce(lambda largest, x: jnp.maximum(largest, _SHARE * x), extremes, damping)
+        finite = [jnp.where(jnp.isfinite(x), _SHARE * x, 0) for x in extremes]
+        return functools.reduce(jnp.maximum, finite, damping)
 
     def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
         """ν, in which a loss that is not finite does not count."""
