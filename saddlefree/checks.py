@@ -71,6 +71,20 @@ def constant(name: str, value: Any, low: float = -math.inf, high: float = math.i
     number(name, value, low, high, **open_ends)
 
 
+def at_least_minimum(maximum: Any, minimum: Any) -> None:
+    """Refuses a maximum below the minimum, and names both; schedules and traced numbers are not compared.
+
+    >>> at_least_minimum(0.5, 1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: maximum must be a number ≥ minimum = 1.0, got 0.5
+    """
+    if any(callable(x) or isinstance(x, jax.core.Tracer) for x in (maximum, minimum)):
+        return
+    if not float(minimum) <= _as_float(maximum) < math.inf:
+        raise ValueError(f"maximum must be a number ≥ minimum = {float(minimum)}, got {maximum!r}")
+
+
 def is_real(x: Any) -> bool:
     """Whether x is a real number or an array of real numbers, traced ones included."""
     if isinstance(x, bool) or not isinstance(x, int | float):

@@ -128,9 +128,11 @@ def from_update(
         fn = value_fn if curvature_fn is None else checks.scalar_valued("curvature_fn", curvature_fn)
         return hessian(lambda block: fn(space.fill(block, params)), space.select(part, params))  # type: ignore[misc]
 
+    value = None if extra.get("value") is None else jnp.asarray(extra["value"], layout.dtype)
+
     def loss(step: Vector | None) -> jax.Array:
-        if step is None and extra.get("value") is not None:
-            return jnp.asarray(extra["value"]).astype(layout.dtype)
+        if step is None and value is not None:
+            return value
         return evaluate(layout.like if step is None else layout.unpack(layout.moved(step)))
 
     def evaluate(part: Tree) -> jax.Array:
@@ -147,9 +149,9 @@ def from_update(
 
     def usable(gradient: Vector) -> Vector:
         """NaN where the loss is not finite: the gradient there may be finite, and far too large for any average."""
-        if extra.get("value") is None:
+        if value is None:
             return gradient
-        return jax.tree.map(lambda x: jnp.where(jnp.isfinite(extra["value"]), x, jnp.nan), gradient)
+        return jax.tree.map(lambda x: jnp.where(jnp.isfinite(value), x, jnp.nan), gradient)
 
     gradient = usable(pack(updates))
     known = Problem(

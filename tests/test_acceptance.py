@@ -65,7 +65,7 @@ FEW = [
     ("two-pass", "marquardt"),
     ("low-rank", "next-batch"),
     ("over-adam", "fixed"),
-    ("blockwise", "noise-aware"),
+    ("blockwise", "fixed"),
     ("exact", "plane"),
     ("quasi-newton", "line"),
     ("pairs", "undamped"),

@@ -46,8 +46,8 @@ class RatioDamping(LearnedDamping):
         checks.number("factor", self.factor, 0, 1, open_low=True, open_high=True)
         checks.number("minimum", self.minimum, 0)
         checks.number("refusal", self.refusal, 1)
-        if not callable(self.minimum) and not isinstance(self.minimum, jax.core.Tracer):
-            checks.number("maximum", self.maximum, float(self.minimum))
+        checks.number("maximum", self.maximum, 0)
+        checks.at_least_minimum(self.maximum, self.minimum)
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
 

@@ -85,7 +85,8 @@ class next_batch(LearnedDamping):
         checks.number("rate", self.rate, 0, open_low=True)
         checks.constant("decay_steps", self.decay_steps, 0, open_low=True)
         checks.constant("minimum", self.minimum, 0, open_low=True)
-        checks.constant("maximum", self.maximum, float(self.minimum))
+        checks.constant("maximum", self.maximum, 0)
+        checks.at_least_minimum(self.maximum, self.minimum)
         checks.number("refusal", self.refusal, 1)
         self._steps()
 

@@ -82,7 +82,8 @@ class damping_search(LearnedDamping):
         checks.constant("spread", self.spread, 1, open_low=True)
         checks.integer("reach", self.reach, low=1)
         checks.constant("minimum", self.minimum, 0, open_low=True)
-        checks.constant("maximum", self.maximum, float(self.minimum))
+        checks.constant("maximum", self.maximum, 0)
+        checks.at_least_minimum(self.maximum, self.minimum)
         if self.max_increase is not None:
             checks.number("max_increase", self.max_increase, 0)
         if self.share is not None:
