@@ -38,7 +38,7 @@ class damping_search(LearnedDamping):
         λ ← argmin f(x − d(λᵢ)),    λᵢ = λ·spreadⁱ,    i = −reach … reach.
 
     A model answers all of them without a new product (one sum each for `series`), so that a search costs 2·reach + 1
-    evaluations of the loss. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum need no rule: the
+    evaluations of the loss, times `lengths`. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum need no rule: the
     step is the model's own minimiser, over previous updates too where the solver keeps them (`lanczos(memory=…)`).
 
     The lowest loss after one step may be myopic: a large λ removes what is easy to remove, along large eigenvalues, and
@@ -62,6 +62,11 @@ class damping_search(LearnedDamping):
     >>> rule = damping_search(initial=1.0, spread=10.0, reach=1)
     >>> rule.dampings(jnp.array(1.0), jnp.array(0), jnp.float32).round(3)
     Array([ 0.1,  1. , 10. ], dtype=float32)
+
+    Of the same λ the smallest that makes half of the best progress, each with four lengths:
+
+    >>> damping_search(spread=10.0, reach=1, share=0.5, lengths=4).evaluations
+    12
     """
 
     initial: Number = 1e-2
