@@ -38,8 +38,9 @@ class damping_search(LearnedDamping):
         λ ← argmin f(x − d(λᵢ)),    λᵢ = λ·spreadⁱ,    i = −reach … reach.
 
     A model answers all of them without a new product (one sum each for `series`), so that a search costs 2·reach + 1
-    evaluations of the loss, times `lengths`. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum need no rule: the
-    step is the model's own minimiser, over previous updates too where the solver keeps them (`lanczos(memory=…)`).
+    evaluations of the loss, times `lengths`. After a refused step λ ← λ·spread^{reach + 1}. Learning rate and momentum
+    need no rule: the step is the model's own minimiser, over previous updates too where the solver keeps them
+    (`lanczos(memory=…)`).
 
     The lowest loss after one step may be myopic: a large λ removes what is easy to remove, along large eigenvalues, and
     leaves the rest for later. With `share` = c the smallest λ is taken that still makes a part c of the best progress,
