@@ -39,7 +39,7 @@ STYLE: Any = {
 }
 # Two groups of four colours that colour-blind readers tell apart, on white and on black; dashes tell the groups apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f5be8", "#b88600", "#2e9bd6", "#a8456b")
-AXES = {"seconds": "Wall time, s", "step": "Steps"}
+AXES = {"seconds": "Seconds", "step": "Steps"}
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 WIDTH = 23  # of a name in a figure, in letters
 MARKS: dict[str, Any] = {

@@ -18,7 +18,8 @@ from saddlefree.lab.records import Record
 
 GROUP = "race"
 SECONDS = 80
-MARKS = (5, 20, 80)
+LONGER = 320
+MARKS = (5, 20, SECONDS, LONGER)
 SEEDS = 3
 FIGURES = pathlib.PurePosixPath("figures/race")
 CUTEST = "benchmarks/cutest"
@@ -76,6 +77,8 @@ BESIDES = ("energy-relu", "poisson-5d-deep", "poisson-wide", "lanczos-adaptive",
 """Problems and methods that are run from the first seed only: twelve problems and eight methods are left for all."""
 GAUSS_NEWTON = ("poisson-2d", "heat", "poisson-5d", "energy-tanh", "energy-relu")
 """Where `least_squares` begins with Gauss-Newton steps. Elsewhere its stages are those of `minimise`: it is not run."""
+GOES_ON = ("poisson-5d", "wave", "burgers")
+"""Problems on which the last seed is run for `LONGER` seconds, because losses still fall."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +96,11 @@ class Cell:
         return f"{self.track}-{self.method}-{self.seed}"
 
     @property
+    def seconds(self) -> int:
+        """How long it trains."""
+        return LONGER if self.track in GOES_ON and self.seed == SEEDS - 1 else SECONDS
+
+    @property
     def run(self) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
         """Problem, optimiser, variant and hyperparameters."""
         problem, variant, told = TRACKS[self.track]
@@ -104,12 +112,12 @@ class Cell:
         """All that its results depend on."""
         problem, optimiser, variant, changes = self.run
         settings = {"variant": variant, "changes": changes}
-        return {"problem": problem, "optimiser": optimiser, "seed": self.seed, "budget": SECONDS, **settings}
+        return {"problem": problem, "optimiser": optimiser, "seed": self.seed, "budget": self.seconds, **settings}
 
     def command(self, folder: pathlib.Path) -> list[str]:
         """That trains it; a dense matrix is large, and is not kept on the way."""
         problem, optimiser, variant, changes = self.run
-        options = ["--seed", str(self.seed), "--budget", str(SECONDS), "--checkpoint-every", "1h"]
+        options = ["--seed", str(self.seed), "--budget", str(self.seconds), "--checkpoint-every", "1h"]
         pairs = [("--variant", variant), ("--set", changes)]
         options += [text for option, of in pairs for name, value in of.items() for text in (option, f"{name}={value}")]
         return ["train", problem, optimiser, *options, "--out", str(folder), "--resume"]
@@ -138,7 +146,7 @@ def add(folder: pathlib.Path, cell: Cell, made: pathlib.Path) -> None:
         "plan": cell.plan(),
         "run": config["plan"],
         **{name: config[name] for name in ("versions", "machine", "peers")},
-        "summary": {**kept, "marks": [_at_mark(lines, evaluated, mark) for mark in MARKS]},
+        "summary": {**kept, "marks": [_at_mark(lines, evaluated, mark) for mark in MARKS if mark <= cell.seconds]},
         "curve": {
             name: [float(f"{line[name]:.4g}") for line in evaluated] for name in ("step", "seconds", "train", "test")
         },
@@ -164,39 +172,75 @@ def found(folder: pathlib.Path) -> dict[tuple[str, str], list[Record]]:
     return rows
 
 
-def medians(folder: pathlib.Path, part: str = "train") -> dict[int, dict[str, dict[str, float]]]:
-    """Mark to track to method to the median over seeds."""
-    cells = found(folder)
-    return {
-        mark: {
-            track: {
-                method: float(np.median(statistics.as_losses([row["summary"]["marks"][i][part] for row in rows])))
-                for (of, method), rows in cells.items()
-                if of == track
-            }
-            for track in TRACKS
-            if any(of == track for of, _ in cells)
-        }
-        for i, mark in enumerate(MARKS)
-    }
+Medians = dict[str, dict[str, float]]
+"""Track to method to the median over seeds."""
+
+
+def medians(folder: pathlib.Path, part: str = "train") -> dict[int, Medians]:
+    """By mark, of the seeds that were run as long."""
+    by_mark: dict[int, Medians] = {mark: {} for mark in MARKS}
+    for (track, method), rows in found(folder).items():
+        marks = [{mark["at"]: mark[part] for mark in row["summary"]["marks"]} for row in rows]
+        for at in MARKS:
+            values = [row[at] for row in marks if at in row]
+            if values:
+                by_mark[at].setdefault(track, {})[method] = float(np.median(statistics.as_losses(values)))
+    return by_mark
 
 
 def block(folder: pathlib.Path) -> str:
-    """A table for each mark: median losses, the lowest in bold, and the defaults' over the best peer's."""
-    text: list[str] = []
-    counts = {len(rows) for rows in found(folder).values()}
-    seeds = "one seed" if counts == {1} else f"{min(counts, default=0)} to {max(counts, default=0)} seeds"
-    for mark, rows in medians(folder).items():
-        methods = [name for name in OURS | PEERS if any(name in row for row in rows.values())]
-        columns = ["problem", *methods, *(f"{name} / best peer" for name in DEFAULTS)]
-        table = [
-            [track, *(_loss(row, name) for name in methods), *(_ratio(row, name) for name in DEFAULTS)]
+    """For each mark median losses, the lowest in bold, and the defaults' over the best peer's; then errors."""
+    losses, cells = medians(folder), found(folder)
+    if not cells:
+        return "No run is recorded yet: `saddlefree reproduce --only race`."
+    text = [_standing(losses)]
+    for mark, rows in losses.items():
+        if rows:
+            text += [f"Training loss after {mark} s, median of {_seeds(cells, mark)}:\n", _table(rows)]
+    errors = {track: row for track, row in medians(folder, "test")[SECONDS].items() if _is_equation(track)}
+    if errors:
+        about = f"Relative error of the solution after {SECONDS} s, median of {_seeds(cells, SECONDS)}:\n"
+        text += [about, _table(errors, ratios=False)]
+    tracks = dict.fromkeys(track for track, _ in cells)
+    pictures = [f"![{track}: loss against time]({FIGURES}/{track}.png){{ width=420 }}" for track in tracks]
+    return "\n".join([*text, *pictures])
+
+
+def _standing(losses: Mapping[int, Medians]) -> str:
+    """How often the default is at or below the best peer, and where not, by how much."""
+    text = []
+    for mark in (20, SECONDS):
+        ratios = {}
+        for track, row in losses[mark].items():
+            ratio = _over_best(row, "least-squares" if "least-squares" in row else "minimise")
+            ratios |= {} if ratio is None else {track: ratio}
+        behind = [f"{track} {tables.number(ratio, 2)} times" for track, ratio in ratios.items() if ratio > 1]
+        where = f" (above it on {', '.join(behind)})" if behind else ""
+        text.append(f"{len(ratios) - len(behind)} of {len(ratios)} problems after {mark} s{where}")
+    about = "The default, `least_squares` where it was run and otherwise `minimise`, is at or below the best peer"
+    return f"{about} on {', and on '.join(text)}.\n"
+
+
+def _is_equation(track: str) -> bool:
+    return problems.find(TRACKS[track][0]).test == "relative L2 error"
+
+
+def _seeds(cells: Mapping[tuple[str, str], Sequence[Record]], mark: int) -> str:
+    counts = [sum(row["plan"]["budget"] >= mark for row in rows) for rows in cells.values()]
+    least, most = min(count for count in counts if count), max(counts)
+    return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds"
+
+
+def _table(rows: Medians, ratios: bool = True) -> str:
+    methods = [name for name in OURS | PEERS if any(name in row for row in rows.values())]
+    divided = DEFAULTS if ratios else ()
+    return tables.plain(
+        ["problem", *methods, *(f"{name} / best peer" for name in divided)],
+        [
+            [track, *(_loss(row, name) for name in methods), *(_ratio(row, name) for name in divided)]
             for track, row in rows.items()
-        ]
-        if table:
-            text += [f"Training loss after {mark} s, median of {seeds}:\n", tables.plain(columns, table)]
-    pictures = [f"![{track}: loss against time]({FIGURES}/{track}.png){{ width=420 }}" for track in rows]
-    return "\n".join([*text, *pictures]) or "No run is recorded yet: `saddlefree reproduce --only race`."
+        ],
+    )
 
 
 def _loss(row: Mapping[str, float], method: str) -> str:
@@ -208,9 +252,14 @@ def _loss(row: Mapping[str, float], method: str) -> str:
 
 
 def _ratio(row: Mapping[str, float], method: str) -> str:
-    """The loss over that of the best peer."""
+    ratio = _over_best(row, method)
+    return "–" if ratio is None else tables.number(ratio, 2)
+
+
+def _over_best(row: Mapping[str, float], method: str) -> float | None:
+    """The loss over that of the best peer; None where there is none of either."""
     best = min((row[name] for name in PEERS if name in row), default=0.0)
-    return tables.number(row[method] / best, 2) if method in row and best else "–"
+    return row[method] / best if method in row and best else None
 
 
 def draw(folder: pathlib.Path, docs: pathlib.Path) -> None:
