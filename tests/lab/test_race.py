@@ -87,6 +87,37 @@ def test_reproduce_runs_a_shard_once_and_renders_it(tmp_path, monkeypatch):
         reproduce.reproduce(*folders, budget=1, only=["race:heat-adm*"])
 
 
+def test_the_last_seed_of_some_problems_goes_on(tmp_path):
+    longer = {cell.track for cell in race.CELLS if cell.seconds > race.SECONDS}
+    assert longer == set(race.GOES_ON)
+    for method, factor in {"minimise": 1.0, "lbfgs-200": 4.0}.items():
+        cells = [cell for cell in race.CELLS if (cell.track, cell.method) == ("wave", method)]
+        assert [cell.seconds for cell in cells] == [80, 80, 320]
+        for cell in cells:
+            folder = tmp_path / cell.name
+            finished(folder, [8 * factor, 2 * factor, factor], [1.0, 80.0, cell.seconds + 0.5])
+            race.add(tmp_path, cell, folder)
+    losses = race.medians(tmp_path)
+    assert losses[80]["wave"] == {"minimise": 1.0, "lbfgs-200": 4.0}  # the long seed has 2 and 8 there
+    assert losses[320] == {"wave": {"minimise": 1.0, "lbfgs-200": 4.0}}
+    text = race.block(tmp_path)
+    assert "Training loss after 80 s, median of 3 seeds" in text
+    assert "Training loss after 320 s, median of one seed" in text
+    errors = text.partition("Relative error of the solution after 80 s")[2]
+    assert "| wave | **20** | 80 |" in errors
+
+
+def test_how_often_the_default_is_first(tmp_path):
+    figures = {"heat": {"minimise": 9.0, "least-squares": 1.0, "engd-w": 2.0}, "wave": {"minimise": 6.0, "spring": 4.0}}
+    for track, row in figures.items():
+        for method, loss in row.items():
+            folder = tmp_path / f"{track}-{method}"
+            finished(folder, [loss, loss], [1.0, 79.0])
+            race.add(tmp_path, race.Cell(track, method, 0), folder)
+    text = race.block(tmp_path)
+    assert "on 1 of 2 problems after 20 s (above it on wave 1.5 times), and on 1 of 2 problems after 80 s" in text
+
+
 def test_problems_that_are_solved(tmp_path):
     assert "No run is recorded yet" in race.cutest_block(tmp_path)
     times = {"A": {"ours": 0.5, "theirs": 0.01}, "B": {"ours": 2.0, "theirs": None}}
