@@ -46,6 +46,7 @@ __all__ = [
     "microbatch_mean",
     "minimise",
     "next_batch",
+    "next_batch_rate",
     "noise_aware",
     "pade",
     "pointwise",

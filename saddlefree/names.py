@@ -20,6 +20,7 @@ from saddlefree.minimisation import Minimum, Status, least_squares, minimise
 from saddlefree.model import Answers, Result
 from saddlefree.neighbours import as_value_fn, check_value_fn
 from saddlefree.optimiser import adaptive_saddle_free_newton, saddle_free_newton, scale_by_saddle_free
+from saddlefree.rates import next_batch_rate
 from saddlefree.residuals import pointwise
 from saddlefree.rules.base import Proposal, Rule
 from saddlefree.rules.escape import escape

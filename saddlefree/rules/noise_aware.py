@@ -21,12 +21,14 @@ class NoiseAwareState(NamedTuple):
     """λ and the last step, the last batch's loss, and how much batches differ."""
 
     judged: NextBatchState
-    value: jax.Array  # the last batch's loss at the parameters that it led to
+    value: jax.Array  # the last batch's loss at the parameters that it led to; ∞ where it was not evaluated
     noise: jax.Array
 
 
 _SHARE = 0.1
 """Of the largest |θ|: where noise begins, λ is at least as much."""
+_EVERY = 4
+"""Where batches differ, the loss after a step is evaluated in every so many steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +41,10 @@ class noise_aware(Rule):
         ν ← max(|f − f₋| / max(|f|, |f₋|), ν/2).
 
     While ν ≤ `threshold` the λ with the lowest loss is taken (`damping_search`). Otherwise that λ would follow the
-    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`); the loss is then evaluated
-    after this one step alone. Both continue from the same λ; where noise begins it is raised to a tenth of the largest
-    |θ|, if the solver reports that. `lanczos(refresh_every=…)` spares products where there is noise.
+    noise of its own batch, and λ is the one that the next batch asks for (`next_batch`); the loss after this one step
+    is then evaluated in every fourth step, in which alone a step can be refused and ν changes. Both continue from the
+    same λ; where noise begins it is raised to a tenth of the largest |θ|, if the solver reports that.
+    `lanczos(refresh_every=…)` spares products where there is noise.
     The figure `noise` is ν, and `verdict` the cosine.
 
     Args:
@@ -80,8 +83,8 @@ class noise_aware(Rule):
 
     def init(self, layout: Space) -> NoiseAwareState:
         """The search's λ, no step and no noise."""
-        zero = lambda: jnp.zeros((), layout.dtype)  # noqa: E731
-        return NoiseAwareState(NextBatchState(self.search.init(layout), layout.zeros()), zero(), zero())
+        judged = NextBatchState(self.search.init(layout), layout.zeros())
+        return NoiseAwareState(judged, jnp.full((), jnp.inf, layout.dtype), jnp.zeros((), layout.dtype))
 
     def dampings(self, state: NoiseAwareState, count: jax.Array, dtype: Any) -> jax.Array:
         """Those of the search."""
@@ -93,7 +96,8 @@ class noise_aware(Rule):
 
     def propose(self, problem: Problem, model: Model, state: NoiseAwareState, count: jax.Array) -> Proposal:
         """The best of the trials, or the one step that the next batch asks for."""
-        noise = self._noise(problem, state, count)
+        assert problem.loss is not None
+        before, noise = problem.loss(None), self._noise(problem, state, count)
         noisy = noise > self.threshold
         cosine, damping = self.verdict.judge(problem, state.judged, count)
         # What a search took for its own batch is far too small for the next ones.
@@ -107,7 +111,10 @@ class noise_aware(Rule):
             answer, change = jax.jvp(model.answer, (damping,), (damping,))
             one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
             made = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer)
-            return measured(made, problem, answer.predicted)._replace(sensitivity=space.scale(-1, change.whole))
+            # Where it is not evaluated, the loss counts as unchanged.
+            after = jax.lax.cond(_evaluated(count), lambda: problem.loss(made.step), lambda: before)
+            made = measured(made._replace(after=after), problem, answer.predicted)
+            return made._replace(sensitivity=space.scale(-1, change.whole))
 
         def searched() -> Proposal:
             best = self.search.propose(problem, model, state.judged.damping, count)
@@ -123,19 +130,26 @@ class noise_aware(Rule):
         return functools.reduce(jnp.maximum, finite, damping)
 
     def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
-        """ν, in which a loss that is not finite does not count."""
+        """ν, which stays as it is where one of the losses is not known."""
         assert problem.loss is not None
         value = problem.loss(None)
-        difference = jnp.abs(value - state.value)
-        difference *= space.reciprocal(jnp.maximum(jnp.abs(value), jnp.abs(state.value)))
-        known = (count > 0) & jnp.isfinite(difference)
-        return jnp.maximum(jnp.where(known, difference, 0), state.noise / 2)
+        known = jnp.isfinite(value) & jnp.isfinite(state.value)
+        last = jnp.where(known, state.value, 0)
+        difference = jnp.abs(value - last) * space.reciprocal(jnp.maximum(jnp.abs(value), jnp.abs(last)))
+        return jnp.where(known, jnp.maximum(difference, state.noise / 2), state.noise)
 
     def learn(self, state: NoiseAwareState, count: jax.Array, proposal: Proposal, taken: jax.Array) -> NoiseAwareState:
         """As the search or the verdict, and the loss that the next batch's is compared with."""
         noise = proposal.figures["noise"]
+        noisy = noise > self.threshold
         judged = self.verdict.learn(state.judged, count, proposal, taken)
         searched = self.search.learn(state.judged.damping, count, proposal, taken)
-        judged = judged._replace(damping=jnp.where(noise > self.threshold, judged.damping, searched))
+        judged = judged._replace(damping=jnp.where(noisy, judged.damping, searched))
         value = jnp.where(taken, jnp.asarray(proposal.after), jnp.asarray(proposal.before))
-        return NoiseAwareState(judged, jnp.where(jnp.isfinite(value), value, state.value), noise)
+        known = jnp.isfinite(value) & (~noisy | _evaluated(count))
+        return NoiseAwareState(judged, jnp.where(known, value, jnp.inf), noise)
+
+
+def _evaluated(count: jax.Array) -> jax.Array:
+    """Whether the loss after a step is evaluated where batches differ; not batched, so that a branch is one."""
+    return count % _EVERY == 0

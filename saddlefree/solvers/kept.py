@@ -2,9 +2,10 @@
 
 Symbols: U the Ritz vectors that `recycling` keeps, θ their values, m the averaged gradient. Between products
 
-    d(λ) = (|H_k| + λI)⁻¹ m = m/λ + U (1/(|θ| + λ) − 1/λ) Uᵀm,    H_k = U diag(θ) Uᵀ,
+    d(λ) = U (|θ| + λ)⁻¹ Uᵀm,    u = bulk(g − UUᵀg),    s = −d + u − UUᵀu,
 
-as in `low_rank`. It costs three passes over U, and nothing of the loss.
+as in `low_rank`. The bulk, what U does not span, moves as Adam does, at a rate that the next batch judges
+(`next_batch_rate`). It costs six passes over U, and nothing of the loss.
 """
 
 import dataclasses
@@ -12,15 +13,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from saddlefree import space
 from saddlefree.model import Answer, Result, Spectral
+from saddlefree.rates import NextBatchRateState, next_batch_rate
+from saddlefree.solvers import recycling
 from saddlefree.solvers.low_rank import Average
 from saddlefree.solvers.recycling import Recycled
 from saddlefree.space import Space, Vector
 
 AVERAGING = 0.9
 """β of the averaged gradient."""
+USED = 20
+"""The most pairs that are used; further ones are kept for products to come."""
+BULK = next_batch_rate(optax.adam(1.0))
+"""What moves the rest; it sees vectors as they are laid out, one array where they are packed."""
 
 
 class Kept(NamedTuple):
@@ -29,37 +37,67 @@ class Kept(NamedTuple):
     age: jax.Array  # steps since then
     interval: jax.Array  # steps from then to the next time
     average: Average
+    bulk: NextBatchRateState
     basis: Vector  # of the last Krylov space, a buffer that is written and not read
+    pairs: Recycled  # those of largest |θ|, apart, because a slice would be copied in each step
 
 
-def empty(layout: Space, size: int) -> Kept:
-    """Before the first step; a Krylov space has `size` vectors."""
-    average = Average(layout.zeros(), jnp.zeros((), layout.dtype))
-    # Two arrays, because a state may be donated.
-    return Kept(jnp.ones((), jnp.int32), jnp.ones((), jnp.int32), average, space.stack(layout.zeros(), size))
+def empty(layout: Space, size: int, recycle: int) -> Kept:
+    """Before the first step; a Krylov space has `size` vectors, and `recycle` pairs are kept."""
+    return Kept(
+        jnp.ones((), jnp.int32),
+        jnp.ones((), jnp.int32),
+        Average(layout.zeros(), jnp.zeros((), layout.dtype)),
+        BULK.init(layout.zeros()),
+        space.stack(layout.zeros(), size),
+        recycling.empty(layout, min(recycle, USED)),
+    )
+
+
+class Moved(NamedTuple):
+    """What the bulk does."""
+
+    slope: jax.Array  # Uᵀg
+    update: Vector  # u
+    inside: jax.Array  # Uᵀu, which is taken out of it
+
+
+def moved(noisy: jax.Array, basis: Vector, g: Vector, old: NextBatchRateState) -> tuple[Moved, NextBatchRateState]:
+    """The bulk's update of g − UUᵀg, and its state; where batches agree 0, and a state that begins anew."""
+
+    def move() -> tuple[Moved, NextBatchRateState]:
+        slope = space.project(basis, g)
+        update, new = BULK.update(space.sub(g, space.combine(basis, slope)), old)
+        return Moved(slope, update, space.project(basis, update)), new
+
+    def rest() -> tuple[Moved, NextBatchRateState]:
+        nothing, none = space.zeros_like(g), jnp.zeros(space.length(basis), space.scalar_dtype(g))
+        return Moved(none, nothing, none), BULK.init(nothing)
+
+    return jax.lax.cond(noisy, move, rest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """H_k of the kept pairs, and λ alone for what they do not span; λ > 0.
+    """H_k of the kept pairs, and the bulk's update for what they do not span.
 
     Attributes:
       pairs: U and θ.
       coordinates: Uᵀm.
-      average: m.
       gradient: g, of this batch alone.
+      bulk: what moves the rest.
     """
 
     pairs: Recycled
     coordinates: jax.Array
-    average: Vector
     gradient: Vector
+    bulk: Moved
 
     @property
     def stats(self) -> dict[str, jax.Array]:
-        """As those of `lanczos`, but for its products."""
+        """As those of `lanczos`, but for its products, and of g only what the pairs span."""
         values = self.pairs.values
-        square = space.reciprocal(space.dot(self.average, self.average))
+        square = space.reciprocal(jnp.sum(self.coordinates**2))
         return {
             "smallest_ritz": jnp.min(values),
             "largest_ritz": jnp.max(values),
@@ -67,12 +105,11 @@ class Pairs:
         }
 
     def answer(self, damping: jax.Array) -> Answer:
-        """d(λ), by one product with the basis."""
-        values, coordinates = self.pairs.values, self.coordinates
-        rest = space.reciprocal(damping)
-        weights = space.reciprocal(jnp.abs(values) + damping)
-        direction = space.axpy(rest, self.average, space.combine(self.pairs.basis, (weights - rest) * coordinates))
-        predicted = jnp.sum(values * (weights * coordinates) ** 2) / 2 - space.dot(self.gradient, direction)
+        """d(λ) − u + UUᵀu, by one product with the basis."""
+        values, (slope, update, inside) = self.pairs.values, self.bulk
+        d = space.reciprocal(jnp.abs(values) + damping) * self.coordinates
+        direction = space.sub(space.combine(self.pairs.basis, d + inside), update)
+        predicted = jnp.sum(values * d**2) / 2 - jnp.sum(slope * (d + inside)) + space.dot(self.gradient, update)
         result = jnp.where(jnp.isfinite(predicted), Result.FINE, Result.NONFINITE)
         return Answer(direction, predicted, result.astype(jnp.int32), {})
 

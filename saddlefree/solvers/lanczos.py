@@ -20,6 +20,7 @@ from saddlefree.problem import Problem
 from saddlefree.solvers import kept, recycling
 from saddlefree.solvers.base import Solver, keep_finite, middle
 from saddlefree.solvers.low_rank import averaged
+from saddlefree.solvers.recycling import Recycled
 from saddlefree.space import Space, Vector
 
 
@@ -58,9 +59,9 @@ class lanczos(Solver):
         Krylov space, so that few products suffice where H changes slowly, as from step to step of an optimiser.
       refresh_every: None, or T ≥ 1, beside `recycle`. Where a rule finds that batches differ (`noise_aware`), products
         are made 1, 2, 4, … steps apart, and from then on in every T-th step. Each step then takes the kept Ritz pairs,
-        with λ alone for what they do not span, and a gradient averaged over batches (β = 0.9). `update` may say
-        `refresh=` itself. Under `vmap`, products of one are paid for by all. The state has 1 + m + `memory` vectors
-        more.
+        at most 20 of them, with a gradient averaged over batches (β = 0.9), and what they do not span moves as Adam
+        does, at a rate that the next batch judges (`next_batch_rate`). `update` may say `refresh=` itself. Under
+        `vmap`, products of one are paid for by all. The state has up to 24 + m + `memory` vectors more.
       tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
@@ -141,7 +142,7 @@ class lanczos(Solver):
         return LanczosState(
             space.stack(layout.zeros(), self.memory - 1) if self.memory > 1 else (),
             recycling.empty(layout, self.recycle) if self.recycle else (),
-            () if self.refresh_every is None else kept.empty(layout, steps + self.memory),
+            () if self.refresh_every is None else kept.empty(layout, steps + self.memory, self.recycle),
         )
 
     def model(self, problem: Problem, dampings: jax.Array, state: LanczosState) -> tuple[Model, LanczosState]:
@@ -197,28 +198,30 @@ class lanczos(Solver):
         longest: int,
     ) -> tuple[kept.Either, LanczosState]:
         """Products in each step; where batches differ, now and then."""
-        g, (age, interval, average, buffer) = problem.gradient, state.kept
+        g, (age, interval, average, bulk, buffer, pairs) = problem.gradient, state.kept
         finite = jnp.isfinite(space.peak(g))
         m, average = averaged(finite, g, average, kept.AVERAGING)
         due = finite & (age >= interval if problem.refresh is None else problem.refresh)
         fresh = ~noisy | due
         start = space.where(noisy, m, g)
 
-        def build(old: LanczosState) -> Found:
-            return self._found(problem, start, middle(dampings), steps, old)
+        def build(old: tuple[Found, Recycled]) -> tuple[Found, Recycled]:
+            found = self._found(problem, start, middle(dampings), steps, old[0].state)
+            return found, jax.tree.map(lambda x: x[: kept.USED], found.state.recycled)
 
         state = state._replace(kept=())
-        shapes = jax.eval_shape(build, state)._replace(basis=(), state=())
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        shapes = jax.eval_shape(lambda state: self._found(problem, start, dampings[0], steps, state), state)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(basis=(), state=()))
         # A buffer for the basis, because zeros would be written anew in each step.
         nothing = nothing._replace(basis=buffer, state=state)
-        found = space.when(fresh, lambda old: build(old.state), nothing)
-        pairs = found.state.recycled
-        model = kept.Either(self._spectral(found, steps), kept.Pairs(pairs, space.project(pairs.basis, m), m, g), noisy)
+        found, pairs = space.when(fresh, build, (nothing, pairs))
+        moved, bulk = kept.moved(noisy, pairs.basis, g, bulk)
+        known = kept.Pairs(pairs, space.project(pairs.basis, m), g, moved)
+        model = kept.Either(self._spectral(found, steps), known, noisy)
         # Soon after the start, or after a full batch, H changes fast and little of it is known.
         longer = jnp.minimum(2 * interval, longest)
         interval = jnp.where(noisy, jnp.where(due, longer, interval), 1)
-        new = kept.Kept(jnp.where(fresh, 0, age) + 1, interval, average, found.basis)
+        new = kept.Kept(jnp.where(fresh, 0, age) + 1, interval, average, bulk, found.basis, pairs)
         return model, found.state._replace(kept=new)
 
     def _two_pass(self, matvec: Any, g: Vector, dampings: jax.Array, steps: int) -> Tabulated:

@@ -1,0 +1,107 @@
+"""A learning rate by the next batch: any Optax optimiser without a learning rate.
+
+The gradient of a batch at the parameters to which the last update led says whether a longer update would have been
+better for this batch, which that update has not seen. It is computed anyway, so that the verdict costs one inner product.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from saddlefree import checks, space
+from saddlefree.space import Tree
+
+MEMORY = 0.99
+"""The decay of the average of squared verdicts."""
+
+
+class NextBatchRateState(NamedTuple):
+    """The rate, and what the next batch judges."""
+
+    base: Any
+    learning_rate: jax.Array  # α
+    last: Tree  # the last update
+    length: jax.Array  # its norm
+    square: jax.Array  # Σ_t (1 − β) β^{n−t} c_t², c the verdicts
+    count: jax.Array  # type: ignore[assignment]  # of verdicts
+
+
+def next_batch_rate(
+    base: optax.GradientTransformation,
+    initial: float = 1e-3,
+    *,
+    rate: float = 0.05,
+    boldness: float = 0.4,
+    minimum: float = 1e-8,
+    maximum: float = 1e3,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimiser whose learning rate α follows the verdict of the next batch.
+
+    With u the update of the last batch, u = α·base(…), and g the gradient of the next one,
+
+        c = cos(g, u),    log α ← log α − κ (c − δ √mean(c²)).
+
+    A verdict c < 0 says that a longer update would have lowered the next batch's loss more. It looks one step ahead, and
+    favours short ones: what a long step loses by noise is seen at once, what it gains later is not. Therefore α rises
+    until the mean of c is δ times its root mean square. Averaged parameters make up for the noise of longer steps
+    (`averaging=` of the optimisers here, `optax.ema` elsewhere).
+
+    Args:
+      base: an Optax optimiser with a learning rate of 1, such as `optax.adam(1.0)`.
+      initial: α before the first verdict, > 0.
+      rate: κ > 0; α changes by a factor of exp(κ (1 + δ)) a step at most.
+      boldness: δ in [0, 1); 0 follows the verdicts as they are.
+      minimum: of α, > 0.
+      maximum: of α, ≥ minimum.
+
+    An update that is not finite is 0, and leaves the state as it was.
+
+    >>> tx = next_batch_rate(optax.adam(1.0))
+    >>> loss = lambda x: jnp.sum((x - 3) ** 2)
+    >>> x = jnp.zeros(2)
+    >>> state = tx.init(x)
+    >>> for _ in range(100):
+    ...     updates, state = tx.update(jax.grad(loss)(x), state, x)
+    ...     x = optax.apply_updates(x, updates)
+    >>> bool(state.learning_rate > 0.05), bool(loss(x) < 1)
+    (True, True)
+    """
+    if not (hasattr(base, "init") and hasattr(base, "update")):
+        raise ValueError(f"base must be an Optax optimiser such as optax.adam(1.0), got {base!r}")
+    checks.constant("initial", initial, 0, open_low=True)
+    checks.constant("rate", rate, 0, open_low=True)
+    checks.constant("boldness", boldness, 0, 1, open_high=True)
+    checks.constant("minimum", minimum, 0, open_low=True)
+    checks.constant("maximum", maximum, 0)
+    checks.at_least_minimum(maximum, minimum)
+    tx = optax.with_extra_args_support(base)
+
+    def init(params: Tree) -> NextBatchRateState:
+        dtype = space.scalar_dtype(params)
+        alpha, last = jnp.full((), initial, dtype), space.zeros_like(space.to_working(params))
+        length, square = jnp.zeros((), dtype), jnp.zeros((), dtype)
+        return NextBatchRateState(tx.init(params), alpha, last, length, square, jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Tree, state: NextBatchRateState, params: Tree | None = None, **extra: Any
+    ) -> tuple[Tree, NextBatchRateState]:
+        g = space.to_working(updates)
+        length = space.norm(g)
+        # 0 before the first update, and where the last one was 0.
+        cosine = space.dot(g, state.last) * space.reciprocal(length) * space.reciprocal(state.length)
+        square = MEMORY * state.square + (1 - MEMORY) * cosine**2
+        mean = square / (1 - MEMORY ** jnp.maximum(state.count, 1).astype(square.dtype))
+        change = jnp.exp(-rate * (cosine - boldness * jnp.sqrt(mean)))
+        alpha = jnp.clip(state.learning_rate * jnp.where(state.count > 0, change, 1), minimum, maximum)
+        # Optax's own optimisers need promotion, also where the user has forbidden it.
+        with jax.numpy_dtype_promotion("standard"):
+            direction, base = tx.update(updates, state.base, params, **extra)
+        new = jax.tree.map(lambda u: alpha.astype(u.dtype) * u, direction)
+        last = space.to_working(new)
+        taken = NextBatchRateState(base, alpha, last, space.norm(last), square, optax.safe_increment(state.count))
+        finite = jnp.isfinite(length) & jnp.isfinite(taken.length) & jnp.isfinite(alpha)
+        return space.where(finite, new, space.zeros_like(new)), space.where(finite, taken, state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
