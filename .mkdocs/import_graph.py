@@ -22,7 +22,7 @@ WIDTH = 110
 STAGES = {
     "space": ("space", "checks"),
     "curvature": ("curvature", "residuals", "problem"),
-    "model": ("spectrum", "acceleration", "scale", "model"),
+    "model": ("spectrum", "acceleration", "scale", "model", "rates"),
     "solver": ("solvers",),
     "rule": ("rules",),
     "optimiser": ("optimiser",),

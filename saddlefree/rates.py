@@ -1,7 +1,7 @@
 """A learning rate by the next batch: any Optax optimiser without a learning rate.
 
 The gradient of a batch at the parameters to which the last update led says whether a longer update would have been
-better for this batch, which that update has not seen. It is computed anyway, so that the verdict costs one inner product.
+better for this batch, which that update has not seen. It is computed anyway, so that a verdict costs an inner product.
 """
 
 from typing import Any, NamedTuple
@@ -43,10 +43,10 @@ def next_batch_rate(
 
         c = cos(g, u),    log α ← log α − κ (c − δ √mean(c²)).
 
-    A verdict c < 0 says that a longer update would have lowered the next batch's loss more. It looks one step ahead, and
-    favours short ones: what a long step loses by noise is seen at once, what it gains later is not. Therefore α rises
+    A verdict c < 0 says that a longer update would have lowered the next batch's loss more. It looks one step ahead and
+    favours short steps: what a long one loses by noise is seen at once, what it gains later is not. Therefore α rises
     until the mean of c is δ times its root mean square. Averaged parameters make up for the noise of longer steps
-    (`averaging=` of the optimisers here, `optax.ema` elsewhere).
+    (`averaging=` of the optimisers here, `optax.incremental_update` elsewhere).
 
     Args:
       base: an Optax optimiser with a learning rate of 1, such as `optax.adam(1.0)`.

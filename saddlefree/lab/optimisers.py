@@ -238,6 +238,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
     "adaptive",
     "the default: the same, and where batches differ the next one chooses λ",
     {**_initial(), "rate": Setting(0.05, (0.01, 1))},
+    mapped=False,  # together, all would pay for the products of each
 )
 def _(v: "Values", around: "Circumstances") -> Any:
     from saddlefree.optimiser import DEFAULT_ADAPTIVE
@@ -302,6 +303,17 @@ def _(v: "Values", around: "Circumstances") -> Any:
     import optax
 
     return optax.adam(schedule(v, around), **_betas(v), eps=v["epsilon"])
+
+
+@optimiser(
+    "next-batch-rate",
+    "Adam at a rate that the next batch judges",
+    {"initial": Setting(1e-3, (1e-4, 1e-2), low=1e-12), "boldness": Setting(0.4, high=0.99)},
+)
+def _(v: "Values", around: "Circumstances") -> Any:
+    import optax
+
+    return sf.next_batch_rate(optax.adam(1.0), v["initial"], boldness=v["boldness"])
 
 
 def _betas(v: "Values") -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saddlefree.lab import optimisers, race, records, results
+from saddlefree.lab import batches, optimisers, race, records, results
 from saddlefree.lab.errors import UserError, nearest
 from saddlefree.lab.metrics import read_json, write_text
 from saddlefree.lab.paper import TUNED
@@ -105,6 +105,25 @@ def _from_adam() -> list[Item | Study]:
     return pairs
 
 
+def _batches() -> list[Item | Study]:
+    """The race on mini-batches."""
+    return [
+        Item(
+            track.problem,
+            optimiser,
+            batches.SEEDS,
+            f"{name}-{method}",
+            epochs=track.epochs,
+            changes=tuple(batches.changes(track, method).items()),
+            evaluations=10,
+            group=batches.GROUP,
+            variant=tuple(track.variant.items()),
+        )
+        for name, track in batches.TRACKS.items()
+        for method, (optimiser, _) in batches.METHODS.items()
+    ]
+
+
 def _pinns() -> list[Item | Study]:
     names = ("lanczos-adaptive", "lbfgs", "adam", "low-rank", "kfac", "series-adaptive")
     return [
@@ -163,6 +182,7 @@ ITEMS: list[Item | Study] = [
     Item("uci-energy", "series", 10, configs=20),
     *_fashion(),
     *_from_adam(),
+    *_batches(),
     *_pinns(),
     *_images(),
     Item("uci-energy", "exact-adaptive", 3, epochs=50),

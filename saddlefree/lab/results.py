@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from saddlefree.lab import figures, optimisers, paper, problems, profiles, race, records, statistics, tables
+from saddlefree.lab import batches, figures, optimisers, paper, problems, profiles, race, records, statistics, tables
 from saddlefree.lab.metrics import read_json, read_lines
 from saddlefree.lab.records import Record
 
@@ -118,6 +118,7 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "step-cost": lambda: _step_cost(folder),
         "physics": lambda: _physics(folder),
         "from-adam": lambda: _from_adam(folder),
+        "batches": lambda: batches.block(folder),
         "race": lambda: race.block(folder),
         "cutest": lambda: race.cutest_block(folder),
     }

@@ -16,7 +16,7 @@ import saddlefree as sf
 from saddlefree.acceleration import Accelerator
 from saddlefree.scale import Scale
 
-REQUIRED = {"order": 2, "num_terms": 5, "solver": sf.exact(), "value": 1.0}
+REQUIRED = {"base": optax.adam(1.0), "order": 2, "num_terms": 5, "solver": sf.exact(), "value": 1.0}
 ACCELERATORS = ("shanks", "sablonniere", "levin_t", "pade", "vector_rho", "topological_rho", "levin_d2")
 SCALES = ("lower_bound", "lanczos_bound", "power_iteration", "trace_bound", "fixed_scale")
 SOLVERS = ("series", "lanczos", "low_rank", "blockwise", "exact", "quasi_newton", "row_space")
@@ -29,7 +29,7 @@ RULES = (
     "next_batch",
     "noise_aware",
 )
-TRANSFORMATIONS = ("saddle_free_newton", "adaptive_saddle_free_newton", "scale_by_saddle_free")
+TRANSFORMATIONS = ("saddle_free_newton", "adaptive_saddle_free_newton", "scale_by_saddle_free", "next_batch_rate")
 CONSTRUCTORS = (*ACCELERATORS, *SCALES, *SOLVERS, *RULES, "escape", *TRANSFORMATIONS)
 RUNS = 150 if SOAK else 5
 PARAMS = {"w": jnp.array([[0.5, -1.0], [2.0, 0.1]]), "b": jnp.array(0.3)}
