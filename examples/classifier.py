@@ -96,7 +96,7 @@ for name in ("damping", "noise", "products", "smallest_ritz", "largest_ritz", "r
 
 # %%
 # Compare at equal time as well as at equal epochs: a step of the adaptive optimiser costs many gradients. On small
-# batches a tuned Adam is hard to beat ([Where Adam is enough](../solvers.md#where-adam-is-enough)).
+# batches a tuned Adam is hard to beat ([Where Adam is enough](../mini-batches.md#where-adam-is-enough)).
 figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, losses in curves.items():
     axes.semilogy(range(1, EPOCHS + 1), losses, label=name)

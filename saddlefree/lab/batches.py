@@ -1,7 +1,7 @@
 """The race on mini-batches: equal epochs for all, averaged parameters for all, and Adam at eight rates.
 
-A cell is a comparison of one optimiser with itself over its seeds, and one record. The best of the eight rates is chosen
-by the validation loss that is then compared, which favours the tuned Adam.
+A cell is a comparison of one optimiser with itself over its seeds, and one record. The best of the eight rates is
+chosen by the validation loss that is then compared, which favours the tuned Adam.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ class Track(NamedTuple):
     batch_size: int
     epochs: int
     average: float  # the decay of averaged parameters, about 1 − 20/steps
-    variant: Mapping[str, Any] = {}  # noqa: RUF012 (never written)
+    variant: Mapping[str, Any] = {}
 
 
 TRACKS = {
