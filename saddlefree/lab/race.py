@@ -67,7 +67,9 @@ DEFAULTS = ("minimise", "least-squares")
 IN_FLOAT32: dict[str, Settings] = {"engd-w": {"damping": 1e-3}, "spring": {"damping": 1e-3}}
 """Smaller than this is lost in the rounding of JJᵀ."""
 LEFT_OUT = {
+    "burgers": ("optimistix-lm",),
     "allen-cahn": ("optimistix-lm",),
+    "convection-40": ("optimistix-lm",),
     "poisson-5d-deep": ("optimistix-lm",),
     "poisson-wide": ("jinns-ssbroyden", "optimistix-lm", "optimistix-bfgs"),
     "autoencoder": ("optimistix-lm", "engd-w", "spring"),
