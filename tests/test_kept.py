@@ -13,6 +13,7 @@ from problems import network_batch, network_loss, network_params, symmetric
 import saddlefree as sf
 from saddlefree.solvers.kept import BULK, Pairs, moved
 from saddlefree.solvers.recycling import Recycled
+from saddlefree.space import Space
 
 DATA = network_batch(jax.random.key(1), n=64)
 SPARING = sf.lanczos(3, damping_form="sqrt", memory=1, recycle=6, refresh_every=6)
@@ -26,7 +27,7 @@ def test_the_kept_pairs_and_the_bulk(x64):
     U, theta = vectors[:, large].T, values[large]
     m, g = rng.normal(size=6), rng.normal(size=6)
     old = BULK.init(jnp.asarray(m))
-    bulk, new = moved(jnp.array(True), jnp.asarray(U), jnp.asarray(g), old)
+    bulk, new = moved(jnp.array(True), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), old)
     outside = np.eye(6) - U.T @ U
     u, expected = BULK.update(jnp.asarray(outside @ g), old)
     np.testing.assert_allclose(new.last, expected.last, rtol=1e-10)
@@ -42,7 +43,7 @@ def test_the_kept_pairs_and_the_bulk(x64):
     negative = np.sum((U @ m)[theta < 0] ** 2) / np.sum((U @ m) ** 2)
     np.testing.assert_allclose(pairs.stats["negative_share"], negative, rtol=1e-9)
     # Where batches agree nothing moves, and what was learned before is forgotten.
-    bulk, fresh = moved(jnp.array(False), jnp.asarray(U), jnp.asarray(g), new)
+    bulk, fresh = moved(jnp.array(False), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), new)
     assert all(not np.any(x) for x in jax.tree.leaves(bulk))
     for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(old), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -77,6 +78,25 @@ def test_products_are_spared_where_batches_differ():
     assert np.all(figures["noise"][1:] > 1e-2)
     assert network_loss(params, DATA) < 0.9 * network_loss(network_params(jax.random.key(0)), DATA)
     assert figures["nonfinite_steps"][-1] == 0
+
+
+def test_the_bulk_does_not_move_by_rounding():
+    """Where the pairs span all parameters nothing is left for Adam, which would make full steps of rounding."""
+    tx, x = sf.adaptive_saddle_free_newton(sf.lanczos(3, recycle=3, refresh_every=50)), jnp.array([1.0, -2.0, 3.0])
+    scales = jnp.array([3.0, 1.0, 0.3])
+
+    @jax.jit
+    def update(state, x, target):
+        loss = lambda x: jnp.sum(scales * (x - target) ** 2)  # noqa: E731
+        return tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+
+    state = tx.init(x)
+    for i in range(12):
+        updates, state = update(state, x, 0.1 * (-1.0) ** i)
+        x = x + updates
+    assert sf.diagnostics(state)["noise"] > 1e-2
+    assert sf.diagnostics(state)["products"] == 0
+    assert np.max(np.abs(state.solver.kept.bulk.last)) == 0
 
 
 def test_a_full_batch_is_as_without():

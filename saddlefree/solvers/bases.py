@@ -52,23 +52,23 @@ def run(
         update = layout.pack(updates)
         return update, space.where(finite & space.all_finite(update), new, state)
 
-    rest, of_rest = step(_outside(basis, g, layout), old.rest)
+    rest, of_rest = step(outside(basis, space.project(basis, g), g, layout), old.rest)
     own, of_own = step(g, old.own)
     return Rest(spectrum.swept(basis, rest), space.peak(own)), Based(of_rest, of_own)
 
 
-def _outside(basis: Vector, g: Vector, layout: Space) -> Vector:
-    """g − QQᵀg, and 0 where no more than rounding is left, which a base that normalises would magnify.
+def outside(basis: Vector, coordinates: jax.Array, g: Vector, layout: Space) -> Vector:
+    """g − QQᵀg from the coordinates Qᵀg, and 0 where no more than rounding is left, which a base would magnify.
 
-    Right after a refresh that is everywhere: Lanczos starts from the gradient.
+    A base such as Adam normalises. Right after a refresh that is everywhere: Lanczos starts from the gradient.
     """
     rounding = layout.rounding + 64 * float(jnp.finfo(layout.dtype).eps)
 
     def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
         rest = a - b
-        return jnp.where(jnp.abs(rest) > rounding * (jnp.abs(a) + jnp.abs(b)), rest, 0)
+        return jnp.where(jnp.abs(rest) <= rounding * (jnp.abs(a) + jnp.abs(b)), 0, rest)  # NaN stays
 
-    return jax.tree.map(subtract, g, space.combine(basis, space.project(basis, g)))
+    return jax.tree.map(subtract, g, space.combine(basis, coordinates))
 
 
 @functools.lru_cache(maxsize=128)

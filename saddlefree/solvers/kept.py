@@ -18,7 +18,7 @@ import optax
 from saddlefree import space
 from saddlefree.model import Answer, Result, Spectral
 from saddlefree.rates import NextBatchRateState, next_batch_rate
-from saddlefree.solvers import recycling
+from saddlefree.solvers import bases, recycling
 from saddlefree.solvers.low_rank import Average
 from saddlefree.solvers.recycling import Recycled
 from saddlefree.space import Space, Vector
@@ -62,12 +62,14 @@ class Moved(NamedTuple):
     inside: jax.Array  # Uᵀu, which is taken out of it
 
 
-def moved(noisy: jax.Array, basis: Vector, g: Vector, old: NextBatchRateState) -> tuple[Moved, NextBatchRateState]:
+def moved(
+    noisy: jax.Array, layout: Space, basis: Vector, g: Vector, old: NextBatchRateState
+) -> tuple[Moved, NextBatchRateState]:
     """The bulk's update of g − UUᵀg, and its state; where batches agree 0, and a state that begins anew."""
 
     def move() -> tuple[Moved, NextBatchRateState]:
         slope = space.project(basis, g)
-        update, new = BULK.update(space.sub(g, space.combine(basis, slope)), old)
+        update, new = BULK.update(bases.outside(basis, slope, g, layout), old)
         return Moved(slope, update, space.project(basis, update)), new
 
     def rest() -> tuple[Moved, NextBatchRateState]:

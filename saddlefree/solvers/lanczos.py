@@ -215,7 +215,7 @@ class lanczos(Solver):
         # A buffer for the basis, because zeros would be written anew in each step.
         nothing = nothing._replace(basis=buffer, state=state)
         found, pairs = space.when(fresh, build, (nothing, pairs))
-        moved, bulk = kept.moved(noisy, pairs.basis, g, bulk)
+        moved, bulk = kept.moved(noisy, problem.space, pairs.basis, g, bulk)
         known = kept.Pairs(pairs, space.project(pairs.basis, m), g, moved)
         model = kept.Either(self._spectral(found, steps), known, noisy)
         # Soon after the start, or after a full batch, H changes fast and little of it is known.
