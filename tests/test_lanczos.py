@@ -40,17 +40,19 @@ def test_converges_to_the_exact_direction(x64, form, oracle):
     H, g = network_like(np.random.default_rng(0))
     expected = oracle(H, g, 0.1)
     errors = []
-    for m in (1, 2, 3, 4, 10, 20, 60):
+    for m in (1, 4, 10, 20, 60):
         solution = solve(sf.lanczos(m, damping_form=form), H, g, 0.1)
         errors.append(np.linalg.norm(solution.direction - expected) / np.linalg.norm(expected))
         assert solution.stats["products"] == m
         assert errors[-1] / 10 < solution.stats["error"] or errors[-1] < 1e-12
-    assert errors[3:] == sorted(errors[3:], reverse=True)
-    assert errors[5] < 0.01
+    assert errors[1:] == sorted(errors[1:], reverse=True)
+    assert errors[3] < 0.01
+    if form != "abs":
+        return
     series = solve(sf.series(num_terms=11, scale=sf.fixed_scale(145.0)), H, g, 0.1)
     assert series.stats["products"] == 20
     exact = saddle_free_direction(H, g, 0.1)
-    assert np.linalg.norm(series.direction - exact) > 10 * errors[5] * np.linalg.norm(exact)
+    assert np.linalg.norm(series.direction - exact) > 10 * errors[3] * np.linalg.norm(exact)
 
 
 @cases(12)
@@ -97,7 +99,7 @@ def test_tolerance_picks_the_number_of_products(x64):
     H, g = network_like(np.random.default_rng(1))
     expected = saddle_free_direction(H, g, 0.1)
     used = []
-    for tolerance in (0.1, 1e-2, 1e-3):
+    for tolerance in (0.1, 1e-3):
         solution = solve(sf.lanczos(100, tolerance=tolerance), H, g, 0.1)
         used.append(int(solution.stats["products"]))
         assert solution.stats["error"] < tolerance
@@ -225,16 +227,21 @@ def test_previous_updates_join_the_basis(x64):
     rng = np.random.default_rng(3)
     H, g = network_like(rng, 50)
     updates = rng.normal(size=(3, 50))
-    solver, damping = sf.lanczos(4, memory=2), 0.05
-    state = solver.init(Space(jnp.asarray(g)))
+    solver = sf.lanczos(4, memory=2)
+    state, dampings = solver.init(Space(jnp.asarray(g))), (0.05, 0.5)  # one that is stated, and one that is not
+
+    @jax.jit
+    def learn(p, state):
+        model, state = solver.model(problem(jnp.asarray(H), jnp.asarray(g), p), jnp.full(1, dampings[0]), state)
+        return model.stats["products"], [model.answer(jnp.asarray(damping)) for damping in dampings], state
+
     for p in updates:  # the first one is forgotten again
-        model, state = solver.model(problem(*map(jnp.asarray, (H, g, p))), jnp.full(1, damping), state)
+        products, answers, state = learn(jnp.asarray(p), state)
     krylov = [g, H @ g, H @ H @ g, H @ H @ H @ g]
     B, _ = np.linalg.qr(np.stack([*krylov, updates[2], updates[1]], axis=1))
-    assert model.stats["products"] == 6
-    for damping in (0.05, 0.5):  # one that was stated, and one that was not
+    assert products == 6
+    for damping, answer in zip(dampings, answers, strict=True):
         expected = B @ saddle_free_direction(B.T @ H @ B, B.T @ g, damping)
-        answer = model.answer(jnp.asarray(damping))
         np.testing.assert_allclose(answer.direction, expected, rtol=1e-8, atol=1e-10)
         # The quadratic model, from the basis alone.
         predicted = -g @ expected + expected @ H @ expected / 2

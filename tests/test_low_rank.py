@@ -187,8 +187,13 @@ def test_refreshes_every_so_often_or_when_told():
     _, _, products = train(tx, params, 10)
     assert products.tolist() == [3, 0, 0, 0, 3, 0, 0, 0, 3, 0]
     state = tx.init(params)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def update(state, refresh):
+        return tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, refresh=refresh)
+
     for refresh, expected in ((False, 0), (True, 3), (True, 3), (False, 0)):
-        _, state = tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, refresh=refresh)
+        _, state = update(state, refresh)
         assert sf.diagnostics(state)["products"] == expected
 
 
@@ -201,14 +206,15 @@ def test_a_refresh_that_python_knows_is_no_branch():
     def update(g, state, refresh):
         return tx.update(g, state, x, value_fn=loss, refresh=refresh)
 
+    known, traced = jax.jit(update, static_argnums=2), jax.jit(update)
     g, states = jax.grad(loss)(x), [tx.init(x)] * 2
     for gradient, refresh in ((g, True), (g, False), (g.at[0].set(jnp.nan), True), (g, True)):
-        text = str(jax.make_jaxpr(lambda g, s, refresh=refresh: update(g, s, refresh))(gradient, states[0]))
+        text = str(known.trace(gradient, states[0], refresh).jaxpr)
         assert "while[" not in text
         assert text.count("cond[") == 2 * int(refresh)  # whether to sweep, once or twice, after a product
-        told, states[0] = jax.jit(update, static_argnums=2)(gradient, states[0], refresh)
-        traced, states[1] = jax.jit(update)(gradient, states[1], jnp.array(refresh))
-        np.testing.assert_allclose(told, traced, rtol=1e-5)
+        told, states[0] = known(gradient, states[0], refresh)
+        same, states[1] = traced(gradient, states[1], jnp.array(refresh))
+        np.testing.assert_allclose(told, same, rtol=1e-5)
 
 
 def test_a_gradient_that_surprises_brings_an_early_refresh():
@@ -231,13 +237,15 @@ def test_survives_a_curvature_that_outgrows_its_basis():
     loss = lambda x: jnp.sum(x**4) + 0.1 * jnp.sum(x**2)  # noqa: E731
     tx = sf.saddle_free_newton(0.5, damping=0.5, solver=sf.low_rank(rank=2, refresh_every=1000, averaging=0.0))
     x = jnp.array([0.1, 0.05])
-    state, update = tx.init(x), jax.jit(lambda g, s, x: tx.update(g, s, x, value_fn=loss))
-    products = []
-    for step in range(300):
-        updates, state = update(jax.grad(loss)(x), state, x)
-        x = optax.apply_updates(x, updates) if step != 150 else jnp.array([5.0, -4.0])
-        products.append(int(sf.diagnostics(state)["products"]))
-    assert sum(products[150:]) > 0
+
+    def step(carry, number):
+        x, state = carry
+        updates, state = tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+        x = jnp.where(number == 150, jnp.array([5.0, -4.0]), optax.apply_updates(x, updates))
+        return (x, state), sf.diagnostics(state)["products"]
+
+    (x, _), products = jax.jit(lambda x: jax.lax.scan(step, (x, tx.init(x)), jnp.arange(300)))(x)
+    assert sum(products[150:].tolist()) > 0
     assert jnp.max(jnp.abs(x)) < 1.0
 
 
@@ -287,17 +295,19 @@ def test_refreshes_under_vmap(told):
     tx = sf.saddle_free_newton(0.1, damping=1.0, solver=sf.low_rank(rank=2, refresh_every=2))
     many = jax.vmap(network_params)(jax.random.split(jax.random.key(0), 3))
 
-    def run(params):
-        state, products = tx.init(params), []
-        for _ in range(3):
-            extra = {"refresh": jnp.array(True)} if told else {}
-            updates, state = tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, **extra)
-            params = optax.apply_updates(params, updates)
-            products.append(sf.diagnostics(state)["products"])
-        return params, jnp.stack(products)
+    def step(carry, refresh):
+        params, state = carry
+        extra = {"refresh": refresh} if told else {}
+        updates, state = tx.update(jax.grad(value_fn)(params), state, params, value_fn=value_fn, **extra)
+        return (optax.apply_updates(params, updates), state), sf.diagnostics(state)["products"]
 
-    assert "while[" in str(jax.make_jaxpr(jax.vmap(run))(many))
-    together, products = jax.jit(jax.vmap(run))(many)
+    def run(params):
+        (params, _), products = jax.lax.scan(step, (params, tx.init(params)), jnp.full(3, True))
+        return params, products
+
+    traced = jax.jit(jax.vmap(run)).trace(many)
+    assert "while[" in str(traced.jaxpr)
+    together, products = traced.lower().compile()(many)
     assert products[1].tolist() == ([2, 2, 2] if told else [2, 0, 2])
     alone, _ = jax.jit(run)(jax.tree.map(lambda x: x[1], many))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6), together, alone)

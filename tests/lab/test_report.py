@@ -196,7 +196,7 @@ def test_training_run_of_one_seed(tmp_path):
     assert report.write(tmp_path).path.read_text() == first
 
 
-def test_a_variant_is_not_the_papers_problem(tmp_path):
+def test_a_variant_is_not_the_papers_problem(tmp_path, undrawn):
     runs = {"adam": compare_runs()["adam"]}
     for variant, beside in (({}, True), ({"width": 6, "activation": "tanh"}, False)):
         page = Page(report.write(write_folder(tmp_path, runs, variant=variant)).path.read_text())
@@ -227,7 +227,7 @@ def test_a_solved_equation_has_a_picture(tmp_path):
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
 
 
-def test_a_run_leaves_what_the_picture_shows(compare, tmp_path):
+def test_a_run_leaves_what_the_picture_shows(compare, tmp_path, undrawn):
     """Of the first of the seeds that ran together: its test figure is that of the picture."""
     compare("pinn-poisson", ["adam"], tmp_path, seeds=2, epochs=2, variant={"width": 4, "depth": 1})
     record = json.loads((tmp_path / "runs" / "adam" / "solution.json").read_text())
