@@ -15,6 +15,20 @@ from saddlefree.space import Tree
 
 MEMORY = 0.99
 """The decay of the average of squared verdicts."""
+SMOOTHING = 0.98
+"""The decay of the average of losses."""
+PATIENCE = 30
+"""Steps after which a loss whose average has not been lower counts as one that does not fall."""
+RETURN = 0.8
+"""How fast α then returns to its initial value, in place of −δ."""
+
+
+class Progress(NamedTuple):
+    """Whether the loss falls."""
+
+    total: jax.Array  # Σ_t (1 − β) β^{n−t} f_t, f the losses
+    lowest: jax.Array  # of its bias-corrected values
+    idle: jax.Array  # steps since then
 
 
 class NextBatchRateState(NamedTuple):
@@ -25,7 +39,8 @@ class NextBatchRateState(NamedTuple):
     last: Tree  # the last update
     length: jax.Array  # its norm
     square: jax.Array  # Σ_t (1 − β) β^{n−t} c_t², c the verdicts
-    count: jax.Array  # type: ignore[assignment]  # of verdicts
+    progress: Progress
+    count: jax.Array  # type: ignore[assignment]  # of updates
 
 
 def next_batch_rate(
@@ -47,6 +62,10 @@ def next_batch_rate(
     favours short steps: what a long one loses by noise is seen at once, what it gains later is not. Therefore α rises
     until the mean of c is δ times its root mean square. Averaged parameters make up for the noise of longer steps
     (`averaging=` of the optimisers here, `optax.incremental_update` elsewhere).
+
+    Long steps can also keep a loss from falling at all. Pass the loss as `value=` to `update`: where its average, over
+    some fifty batches, has not been lower for thirty steps, α returns towards `initial` from above (−0.8 in place of
+    δ), and below it follows the verdicts alone.
 
     Args:
       base: an Optax optimiser with a learning rate of 1, such as `optax.adam(1.0)`.
@@ -81,8 +100,9 @@ def next_batch_rate(
     def init(params: Tree) -> NextBatchRateState:
         dtype = space.scalar_dtype(params)
         alpha, last = jnp.full((), initial, dtype), space.zeros_like(space.to_working(params))
-        length, square = jnp.zeros((), dtype), jnp.zeros((), dtype)
-        return NextBatchRateState(tx.init(params), alpha, last, length, square, jnp.zeros((), jnp.int32))
+        zero = lambda dtype=dtype: jnp.zeros((), dtype)  # noqa: E731
+        progress = Progress(zero(), jnp.full((), jnp.inf, dtype), zero(jnp.int32))
+        return NextBatchRateState(tx.init(params), alpha, last, zero(), zero(), progress, zero(jnp.int32))
 
     def update(
         updates: Tree, state: NextBatchRateState, params: Tree | None = None, **extra: Any
@@ -93,15 +113,29 @@ def next_batch_rate(
         cosine = space.dot(g, state.last) * space.reciprocal(length) * space.reciprocal(state.length)
         square = MEMORY * state.square + (1 - MEMORY) * cosine**2
         mean = square / (1 - MEMORY ** jnp.maximum(state.count, 1).astype(square.dtype))
-        change = jnp.exp(-rate * (cosine - boldness * jnp.sqrt(mean)))
-        alpha = jnp.clip(state.learning_rate * jnp.where(state.count > 0, change, 1), minimum, maximum)
+        alpha, count = state.learning_rate, optax.safe_increment(state.count)
+        progress = _followed(state.progress, count, extra.get("value"))
+        drift = jnp.where(progress.idle <= PATIENCE, boldness, jnp.where(alpha > initial, -RETURN, 0))
+        change = jnp.exp(-rate * (cosine - drift * jnp.sqrt(mean)))
+        alpha = jnp.clip(alpha * jnp.where(state.count > 0, change, 1), minimum, maximum)
         # Optax's own optimisers need promotion, also where the user has forbidden it.
         with jax.numpy_dtype_promotion("standard"):
             direction, base = tx.update(updates, state.base, params, **extra)
         new = jax.tree.map(lambda u: alpha.astype(u.dtype) * u, direction)
         last = space.to_working(new)
-        taken = NextBatchRateState(base, alpha, last, space.norm(last), square, optax.safe_increment(state.count))
-        finite = jnp.isfinite(length) & jnp.isfinite(taken.length) & jnp.isfinite(alpha)
+        taken = NextBatchRateState(base, alpha, last, space.norm(last), square, progress, count)
+        finite = jnp.isfinite(length) & jnp.isfinite(taken.length) & jnp.isfinite(alpha) & jnp.isfinite(progress.total)
         return space.where(finite, new, space.zeros_like(new)), space.where(finite, taken, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _followed(old: Progress, count: jax.Array, value: Any) -> Progress:
+    """The progress after the count-th loss; where there is no loss the same as before, which is no reason to return."""
+    if value is None:
+        return old
+    dtype = old.total.dtype
+    total = SMOOTHING * old.total + (1 - SMOOTHING) * jnp.asarray(value, dtype)
+    mean = total / (1 - SMOOTHING ** count.astype(dtype))
+    lower = mean < old.lowest
+    return Progress(total, jnp.where(lower, mean, old.lowest), jnp.where(lower, 0, old.idle + 1).astype(jnp.int32))

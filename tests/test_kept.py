@@ -27,9 +27,9 @@ def test_the_kept_pairs_and_the_bulk(x64):
     U, theta = vectors[:, large].T, values[large]
     m, g = rng.normal(size=6), rng.normal(size=6)
     old = BULK.init(jnp.asarray(m))
-    bulk, new = moved(jnp.array(True), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), old)
+    bulk, new = moved(jnp.array(True), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), jnp.ones(()), old)
     outside = np.eye(6) - U.T @ U
-    u, expected = BULK.update(jnp.asarray(outside @ g), old)
+    u, expected = BULK.update(jnp.asarray(outside @ g), old, value=jnp.ones(()))
     np.testing.assert_allclose(new.last, expected.last, rtol=1e-10)
     pairs = Pairs(Recycled(jnp.asarray(U), jnp.asarray(theta)), jnp.asarray(U @ m), jnp.asarray(g), bulk)
     answer, change = jax.jvp(pairs.answer, (jnp.array(lam),), (jnp.array(lam),))
@@ -43,7 +43,7 @@ def test_the_kept_pairs_and_the_bulk(x64):
     negative = np.sum((U @ m)[theta < 0] ** 2) / np.sum((U @ m) ** 2)
     np.testing.assert_allclose(pairs.stats["negative_share"], negative, rtol=1e-9)
     # Where batches agree nothing moves, and what was learned before is forgotten.
-    bulk, fresh = moved(jnp.array(False), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), new)
+    bulk, fresh = moved(jnp.array(False), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), jnp.ones(()), new)
     assert all(not np.any(x) for x in jax.tree.leaves(bulk))
     for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(old), strict=True):
         np.testing.assert_array_equal(a, b)

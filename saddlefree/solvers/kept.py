@@ -63,13 +63,13 @@ class Moved(NamedTuple):
 
 
 def moved(
-    noisy: jax.Array, layout: Space, basis: Vector, g: Vector, old: NextBatchRateState
+    noisy: jax.Array, layout: Space, basis: Vector, g: Vector, value: jax.Array, old: NextBatchRateState
 ) -> tuple[Moved, NextBatchRateState]:
     """The bulk's update of g − UUᵀg, and its state; where batches agree 0, and a state that begins anew."""
 
     def move() -> tuple[Moved, NextBatchRateState]:
         slope = space.project(basis, g)
-        update, new = BULK.update(bases.outside(basis, slope, g, layout), old)
+        update, new = BULK.update(bases.outside(basis, slope, g, layout), old, value=value)
         return Moved(slope, update, space.project(basis, update)), new
 
     def rest() -> tuple[Moved, NextBatchRateState]:

@@ -215,7 +215,8 @@ class lanczos(Solver):
         # A buffer for the basis, because zeros would be written anew in each step.
         nothing = nothing._replace(basis=buffer, state=state)
         found, pairs = space.when(fresh, build, (nothing, pairs))
-        moved, bulk = kept.moved(noisy, problem.space, pairs.basis, g, bulk)
+        assert problem.loss is not None  # a rule that tells of noise compares losses
+        moved, bulk = kept.moved(noisy, problem.space, pairs.basis, g, problem.loss(None), bulk)
         known = kept.Pairs(pairs, space.project(pairs.basis, m), g, moved)
         model = kept.Either(self._spectral(found, steps), known, noisy)
         # Soon after the start, or after a full batch, H changes fast and little of it is known.
