@@ -55,14 +55,32 @@ def test_it_rises_while_batches_agree_and_falls_where_they_contradict():
     assert rates([1.0, -1.0] * 300, minimum=1e-4)[-1] == np.float32(1e-4)
 
 
+def test_it_returns_where_the_loss_does_not_fall():
+    """From above towards the first value, not below it, and as before where the loss falls or is not known."""
+    tx = sf.next_batch_rate(optax.sgd(1.0), 0.01)
+
+    def step(state, now):
+        g, value = now
+        return (new := tx.update(g, state, value=value)[1]), new.learning_rate
+
+    # Verdicts that cancel; the loss falls in the first half, and is a little higher in the second.
+    gradients = jnp.tile(jnp.array([1.0, 1.0, -1.0, -1.0]), 100)[:, None]
+    losses = jnp.where(jnp.arange(400) < 200, jnp.linspace(2.0, 0.0, 400), 1.5)
+    alphas = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(1)), (gradients, losses))[1])
+    assert alphas[200] > 0.1
+    assert 0.005 < alphas[-1] < 0.02
+    falls = jax.lax.scan(step, tx.init(jnp.zeros(1)), (gradients, jnp.linspace(2.0, 0.0, 400)))[1]
+    np.testing.assert_allclose(falls[-1], rates(gradients[:, 0], initial=0.01)[-1], rtol=1e-4)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     tx = sf.next_batch_rate(optax.adam(1.0))
     x = jnp.ones(3)
     state = tx.init(x)
     for _ in range(3):
         _, state = tx.update(x, state, x)
-    for bad in (jnp.nan, jnp.inf):
-        updates, new = tx.update(x.at[1].set(bad), state, x)
+    for gradient, value in ((x.at[1].set(jnp.nan), 1.0), (x.at[1].set(jnp.inf), 1.0), (x, jnp.nan)):
+        updates, new = tx.update(gradient, state, x, value=jnp.array(value))
         np.testing.assert_array_equal(updates, 0)
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
             np.testing.assert_array_equal(a, b)
