@@ -61,7 +61,7 @@ def block(folder: pathlib.Path) -> str:
     """Validation losses, the default's over those of Adam, and the time of a step over Adam's."""
     rows = [_row(name, found) for name in TRACKS if (found := _found(folder, name)).keys() >= {"adaptive", "adam"}]
     if not rows:
-        return "No run is recorded yet: `saddlefree reproduce --only '*:*-adaptive,*:*-adam*'`."
+        return "No run is recorded yet: `saddlefree reproduce --only '*:digits-*'`."
     columns = ["task", "default", "`next_batch_rate`", "Adam, 1e-3", "best of eight Adams", "its rate"]
     columns += ["default / Adam", "default / best", "step / Adam's", "`next_batch_rate` / Adam's"]
     return tables.plain(columns, rows)

@@ -182,7 +182,6 @@ ITEMS: list[Item | Study] = [
     Item("uci-energy", "series", 10, configs=20),
     *_fashion(),
     *_from_adam(),
-    *_batches(),
     *_pinns(),
     *_images(),
     Item("uci-energy", "exact-adaptive", 3, epochs=50),
@@ -191,6 +190,8 @@ ITEMS: list[Item | Study] = [
     Study("truncation", ("--steps", "300")),
 ]
 """In the order in which they are done."""
+BATCHES = _batches()
+"""Done where they are asked for."""
 
 
 def full_name(item: Item | Study | race.Cell) -> str:
@@ -216,7 +217,7 @@ def reproduce(
 ) -> list[str]:
     """Does what has no results yet, as long as there is time, and returns the names of what is left.
 
-    The race is done where it is asked for: `only=["race"]`.
+    The races are done where they are asked for: `only=["race"]`, or `only=["*:digits-adam*"]`.
 
     Args:
       work: for the folders of searches, runs and studies.
@@ -228,7 +229,7 @@ def reproduce(
       data_dir: where data sets are looked for first.
       say: is told of each command.
     """
-    known = [*ITEMS, *race.CELLS]
+    known = [*ITEMS, *BATCHES, *race.CELLS]
     for name in only:
         if not any(_matches(item, name) for item in known):
             parts = list(dict.fromkeys(item.part for item in known))

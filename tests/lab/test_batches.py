@@ -1,0 +1,44 @@
+"""The race on mini-batches: its cells, and the table of their records."""
+
+import pytest
+
+from saddlefree.lab import batches, optimisers, problems, records, reproduce
+
+
+def test_every_cell_can_be_run():
+    names = [reproduce.record_name(item) for item in reproduce.BATCHES]
+    assert len(set(names)) == len(names) == len(batches.TRACKS) * len(batches.METHODS)
+    for item in reproduce.BATCHES:
+        problems.find(item.part).variant(dict(item.variant))
+        optimisers.configured(item.optimiser, item.part, dict(item.changes))
+
+
+def test_adam_is_the_same_on_every_task():
+    """The paper's own hyperparameters, which some problems have, take no part."""
+    for item in reproduce.BATCHES:
+        if item.optimiser == "adam":
+            values = optimisers.configured("adam", item.part, dict(item.changes))
+            assert (values["epsilon"], values["one_minus_beta1"], values["one_minus_beta2"]) == (1e-8, 0.1, 0.001)
+            assert values["decay"] == ("none" if item.label.endswith("-adam") else "cosine")
+
+
+def test_table(tmp_path):
+    assert batches.block(tmp_path).startswith("No run is recorded yet")
+
+    def add(method, loss, seconds):
+        record = {"summary": {"val": loss, "seconds_per_step": seconds}}
+        records.write(tmp_path, f"{batches.GROUP}/digits-{method}", record)
+
+    add("adaptive", 0.2, 3.0)
+    add("adam", 0.4, 1.0)
+    assert "| digits | 0.200 | – | 0.400 | – | – | 0.50 | – | 3.0 | – |" in batches.block(tmp_path)
+    add("next-batch-rate", 0.3, 1.25)
+    for i, rate in enumerate(batches.RATES):
+        add(f"adam-{rate}", None if i == 0 else 0.1 * (i + 1), 1.0)
+    # The first diverged; the second has 0.2.
+    assert "| digits | 0.200 | 0.300 | 0.400 | 0.200 | 1e-3 | 0.50 | 1.00 | 3.0 | 1.2 |" in batches.block(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "next-batch-rate"])
+def test_methods_have_nothing_to_choose(name):
+    assert batches.METHODS[name] == (name, {})
