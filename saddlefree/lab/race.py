@@ -212,7 +212,7 @@ def _standing(losses: Mapping[int, Medians]) -> str:
     """How often the default is at or below the best peer, and where not, by how much."""
     text = []
     for mark in (20, SECONDS):
-        ratios = {}
+        ratios: dict[str, float] = {}
         for track, row in losses[mark].items():
             ratio = _over_best(row, "least-squares" if "least-squares" in row else "minimise")
             ratios |= {} if ratio is None else {track: ratio}

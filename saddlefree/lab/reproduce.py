@@ -190,7 +190,7 @@ ITEMS: list[Item | Study] = [
     Study("truncation", ("--steps", "300")),
 ]
 """In the order in which they are done."""
-BATCHES = _batches()
+MINI_BATCHES = _batches()
 """Done where they are asked for."""
 
 
@@ -229,7 +229,7 @@ def reproduce(
       data_dir: where data sets are looked for first.
       say: is told of each command.
     """
-    known = [*ITEMS, *BATCHES, *race.CELLS]
+    known = [*ITEMS, *MINI_BATCHES, *race.CELLS]
     for name in only:
         if not any(_matches(item, name) for item in known):
             parts = list(dict.fromkeys(item.part for item in known))

@@ -96,8 +96,9 @@ class noise_aware(Rule):
 
     def propose(self, problem: Problem, model: Model, state: NoiseAwareState, count: jax.Array) -> Proposal:
         """The best of the trials, or the one step that the next batch asks for."""
-        assert problem.loss is not None
-        before, noise = problem.loss(None), self._noise(problem, state, count)
+        loss = problem.loss
+        assert loss is not None
+        before, noise = loss(None), self._noise(problem, state, count)
         noisy = noise > self.threshold
         cosine, damping = self.verdict.judge(problem, state.judged, count)
         # What a search took for its own batch is far too small for the next ones.
@@ -112,7 +113,7 @@ class noise_aware(Rule):
             one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
             made = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer)
             # Where it is not evaluated, the loss counts as unchanged.
-            after = jax.lax.cond(_evaluated(count), lambda: problem.loss(made.step), lambda: before)
+            after = jax.lax.cond(_evaluated(count), lambda: loss(made.step), lambda: before)
             made = measured(made._replace(after=after), problem, answer.predicted)
             return made._replace(sensitivity=space.scale(-1, change.whole))
 

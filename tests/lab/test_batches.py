@@ -6,16 +6,16 @@ from saddlefree.lab import batches, optimisers, problems, records, reproduce
 
 
 def test_every_cell_can_be_run():
-    names = [reproduce.record_name(item) for item in reproduce.BATCHES]
+    names = [reproduce.record_name(item) for item in reproduce.MINI_BATCHES]
     assert len(set(names)) == len(names) == len(batches.TRACKS) * len(batches.METHODS)
-    for item in reproduce.BATCHES:
+    for item in reproduce.MINI_BATCHES:
         problems.find(item.part).variant(dict(item.variant))
         optimisers.configured(item.optimiser, item.part, dict(item.changes))
 
 
 def test_adam_is_the_same_on_every_task():
     """The paper's own hyperparameters, which some problems have, take no part."""
-    for item in reproduce.BATCHES:
+    for item in reproduce.MINI_BATCHES:
         if item.optimiser == "adam":
             values = optimisers.configured("adam", item.part, dict(item.changes))
             assert (values["epsilon"], values["one_minus_beta1"], values["one_minus_beta2"]) == (1e-8, 0.1, 0.001)
