@@ -82,6 +82,11 @@ NOT_MEASURED = (
     "on a GPU reached 1.2e-7 in 1,000 s",  # published
     "root mean square error of 2.8e-8",
     "f ≤ L + 1e-6 (F − L)",  # a definition
+    "after 5 s and stays there",  # marks of the race
+    "with after 5 s, with at its end",
+    "eight rates from 3e-4 to 6.4e-2",  # the plan of the race on mini-batches
+    "Where they differ by more than , 1 %,",  # defaults
+    "its first value, 1e-3",
 )
 
 
