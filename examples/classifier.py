@@ -95,8 +95,8 @@ for name in ("damping", "noise", "products", "smallest_ritz", "largest_ritz", "r
     print(f"{name:16}{metrics[name]:.3g}")
 
 # %%
-# Compare at equal time as well as at equal epochs: a step of the adaptive optimiser takes longer than one of Adam's, the
-# more so on a network as small as this. [Mini-batches](../mini-batches.md) has more tasks, and what a step costs there.
+# Compare at equal time as well as at equal epochs: a step of the adaptive optimiser takes longer than one of Adam's,
+# the more so on a network as small as this. [Mini-batches](../mini-batches.md) has more tasks, and what a step costs.
 figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, losses in curves.items():
     axes.semilogy(range(1, EPOCHS + 1), losses, label=name)
