@@ -92,13 +92,13 @@ class noise_aware(Rule):
 
     def noisy(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
         """ν > threshold."""
-        return self._noise(problem, state, count) > self.threshold
+        return self._noise(problem, state) > self.threshold
 
     def propose(self, problem: Problem, model: Model, state: NoiseAwareState, count: jax.Array) -> Proposal:
         """The best of the trials, or the one step that the next batch asks for."""
         loss = problem.loss
         assert loss is not None
-        before, noise = loss(None), self._noise(problem, state, count)
+        before, noise = loss(None), self._noise(problem, state)
         noisy = noise > self.threshold
         cosine, damping = self.verdict.judge(problem, state.judged, count)
         # What a search took for its own batch is far too small for the next ones.
@@ -130,7 +130,7 @@ class noise_aware(Rule):
         finite = [jnp.where(jnp.isfinite(x), _SHARE * x, 0) for x in extremes]
         return functools.reduce(jnp.maximum, finite, damping)
 
-    def _noise(self, problem: Problem, state: NoiseAwareState, count: jax.Array) -> jax.Array:
+    def _noise(self, problem: Problem, state: NoiseAwareState) -> jax.Array:
         """ν, which stays as it is where one of the losses is not known."""
         assert problem.loss is not None
         value = problem.loss(None)
