@@ -8,9 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from saddlefree.lab import records, tables
+from saddlefree.lab import records, statistics, tables
 from saddlefree.lab.records import Record
 
 GROUP = "batches"
@@ -74,7 +72,8 @@ def _found(folder: pathlib.Path, name: str) -> dict[str, Record]:
 
 
 def _row(name: str, found: Mapping[str, Record]) -> list[str]:
-    losses = {method: _or_infinite(record["summary"]["val"]) for method, record in found.items()}
+    values = statistics.as_losses([record["summary"]["val"] for record in found.values()])
+    losses = dict(zip(found, values.tolist(), strict=True))
     times = {method: record["summary"]["seconds_per_step"] for method, record in found.items()}
     tuned = {rate: losses[f"adam-{rate}"] for rate in RATES if f"adam-{rate}" in losses}
     best = min(tuned, key=lambda rate: tuned[rate]) if len(tuned) == len(RATES) else None
@@ -90,7 +89,3 @@ def _row(name: str, found: Mapping[str, Record]) -> list[str]:
         f"{times['adaptive'] / times['adam']:.1f}",
         f"{times['next-batch-rate'] / times['adam']:.1f}" if "next-batch-rate" in times else "–",
     ]
-
-
-def _or_infinite(loss: float | None) -> float:
-    return np.inf if loss is None else loss
