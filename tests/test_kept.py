@@ -76,6 +76,9 @@ def test_products_are_spared_where_batches_differ():
     assert np.flatnonzero(products).tolist() == [0, 1, 3, 7, 13, 19, 25]
     assert set(products.tolist()) == {0, 4}
     assert np.all(figures["noise"][1:] > 1e-2)
+    assert figures["bulk_rate"][0] == 0
+    np.testing.assert_allclose(figures["bulk_rate"][1], 1e-3, rtol=1e-5)  # the first of `next_batch_rate`
+    assert np.all(figures["bulk_rate"][2:] != figures["bulk_rate"][1:-1])
     assert network_loss(params, DATA) < 0.9 * network_loss(network_params(jax.random.key(0)), DATA)
     assert figures["nonfinite_steps"][-1] == 0
 
@@ -105,6 +108,7 @@ def test_a_full_batch_is_as_without():
     _, expected = single(dataclasses.replace(SPARING, refresh_every=None), True, 1.0)
     assert np.all(figures["products"] == 4)
     assert np.all(figures["noise"] < 1e-4)
+    assert np.all(figures["bulk_rate"] == 0)
     for name in ("value", "damping", "largest_ritz", "negative_share", "error"):
         np.testing.assert_allclose(figures[name][:8], expected[name][:8], rtol=1e-2, atol=1e-3)
 

@@ -60,6 +60,7 @@ class Moved(NamedTuple):
     slope: jax.Array  # Uᵀg
     update: Vector  # u
     inside: jax.Array  # Uᵀu, which is taken out of it
+    rate: jax.Array  # α
 
 
 def moved(
@@ -70,11 +71,11 @@ def moved(
     def move() -> tuple[Moved, NextBatchRateState]:
         slope = space.project(basis, g)
         update, new = BULK.update(bases.outside(basis, slope, g, layout), old, value=value)
-        return Moved(slope, update, space.project(basis, update)), new
+        return Moved(slope, update, space.project(basis, update), new.learning_rate), new
 
     def rest() -> tuple[Moved, NextBatchRateState]:
         nothing, none = space.zeros_like(g), jnp.zeros(space.length(basis), space.scalar_dtype(g))
-        return Moved(none, nothing, none), BULK.init(nothing)
+        return Moved(none, nothing, none, jnp.zeros_like(old.learning_rate)), BULK.init(nothing)
 
     return jax.lax.cond(noisy, move, rest)
 
@@ -104,11 +105,12 @@ class Pairs:
             "smallest_ritz": jnp.min(values),
             "largest_ritz": jnp.max(values),
             "negative_share": jnp.sum(jnp.where(values < 0, self.coordinates**2, 0)) * square,
+            "bulk_rate": self.bulk.rate,
         }
 
     def answer(self, damping: jax.Array) -> Answer:
         """d(λ) − u + UUᵀu, by one product with the basis."""
-        values, (slope, update, inside) = self.pairs.values, self.bulk
+        values, (slope, update, inside, _) = self.pairs.values, self.bulk
         d = space.reciprocal(jnp.abs(values) + damping) * self.coordinates
         direction = space.sub(space.combine(self.pairs.basis, d + inside), update)
         predicted = jnp.sum(values * d**2) / 2 - jnp.sum(slope * (d + inside)) + space.dot(self.gradient, update)

@@ -70,7 +70,8 @@ class lanczos(Solver):
     The statistics hold `error`, the last (up to four) vectors' share as an estimate of the relative error, often a few
     times too small (with `two_pass` what the Ritz values' residuals say where that is more, often ten times too large);
     the extreme Ritz values of the space of this step, which with `recycle` holds little of the curvature that is known
-    already; and `negative_share`, the share of ‖g‖² in directions of negative curvature.
+    already; and `negative_share`, the share of ‖g‖² in directions of negative curvature. With `refresh_every`,
+    `bulk_rate` is the rate of Adam outside of the kept pairs, 0 where every step makes products.
 
     >>> import saddlefree as sf
     >>> H = jnp.diag(jnp.array([2.0, -0.5, 1.0]))
@@ -96,8 +97,6 @@ class lanczos(Solver):
     two_pass: bool = False
     unroll: int | bool = 1
 
-    stats = ("products", "error", "smallest_ritz", "largest_ritz", "negative_share")
-
     def __post_init__(self) -> None:
         checks.integer("num_products", self.num_products, low=1)
         checks.choice("damping_form", self.damping_form, ("abs", "sqrt"))
@@ -120,6 +119,12 @@ class lanczos(Solver):
                 f"got tolerance={self.tolerance!r}, memory={self.memory!r}, recycle={self.recycle!r}"
             )
         checks.unrolling(self.unroll)
+
+    @property
+    def stats(self) -> tuple[str, ...]:  # type: ignore[override]
+        """With the rate of what kept pairs do not span, where pairs are kept."""
+        rate = () if self.refresh_every is None else ("bulk_rate",)
+        return ("products", "error", "smallest_ritz", "largest_ritz", "negative_share", *rate)
 
     @property
     def answers(self) -> Answers:  # type: ignore[override]
@@ -256,6 +261,7 @@ class lanczos(Solver):
             "smallest_ritz": extreme * jnp.min(values, initial=jnp.max(values), where=met),
             "largest_ritz": extreme * jnp.max(values, initial=jnp.min(values), where=met),
             "negative_share": jnp.sum(jnp.where(values < -model.cutoff(values), share**2, 0)),
+            **({} if self.refresh_every is None else {"bulk_rate": jnp.zeros_like(extreme)}),
         }
 
     def _remembered(self, problem: Problem, state: LanczosState) -> tuple[Vector | None, LanczosState]:
