@@ -7,7 +7,7 @@ machine does meanwhile hits all methods alike. Compilation is timed apart, and i
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -17,9 +17,11 @@ from saddlefree.lab.metrics import read_json, read_lines
 from saddlefree.lab.records import Record
 
 GROUP = "race"
+ACCURACY = "accuracy"
 SECONDS = 80
 LONGER = 320
-MARKS = (5, 20, SECONDS, LONGER)
+LONGEST = 1200
+MARKS = (5, 20, SECONDS, LONGER, LONGEST)
 SEEDS = 3
 FIGURES = pathlib.PurePosixPath("figures/race")
 CUTEST = "benchmarks/cutest"
@@ -46,6 +48,10 @@ TRACKS: dict[str, tuple[str, Settings, Settings]] = {
 
 With fewer points than parameters two equations have solutions of loss 0 that are wrong between the points.
 """
+BESIDE_TRACKS: dict[str, tuple[str, Settings, Settings]] = {
+    "burgers-10000": ("pinn-burgers", {"points": 10_000, "width": 20, "depth": 6}, {})
+}
+"""No part of the race: a network and as many points as those of published accuracies."""
 OURS: dict[str, tuple[str, Settings]] = {
     "minimise": ("minimise", {}),
     "least-squares": ("least-squares", {}),
@@ -100,12 +106,14 @@ class Cell:
     @property
     def seconds(self) -> int:
         """How long it trains."""
+        if self.part == ACCURACY:
+            return LONGEST
         return LONGER if self.track in GOES_ON and self.seed == SEEDS - 1 else SECONDS
 
     @property
     def run(self) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
         """Problem, optimiser, variant and hyperparameters."""
-        problem, variant, told = TRACKS[self.track]
+        problem, variant, told = (TRACKS | BESIDE_TRACKS)[self.track]
         optimiser, changes = (OURS | PEERS)[self.method]
         narrow = {} if problems.find(problem).float64 else IN_FLOAT32.get(self.method, {})
         return problem, optimiser, dict(variant), {**changes, **narrow, **told}
@@ -137,6 +145,25 @@ CELLS = [
 """In the order in which they are run."""
 
 
+class Published(NamedTuple):
+    """The best published accuracy on an equation, and what is run to be compared with it."""
+
+    about: str
+    relative_error: float  # a root mean square error is divided by that of the solution
+    method: str
+    cell: Cell
+
+
+PUBLISHED = [
+    Published("Poisson 2D, 257 parameters", 1.2e-7, "ENGD", Cell("poisson-2d", "minimise", 0)),
+    Published("heat, 257 parameters", 8.8e-8, "ENGD", Cell("heat", "minimise", 0)),
+    Published("Poisson 5D, 449 parameters", 3.5e-8, "ENGD", Cell("poisson-5d", "least-squares", 0, ACCURACY)),
+    Published("Burgers, 2,181 parameters", 1.6e-8, "SSBroyden", Cell("burgers-10000", "minimise", 0, ACCURACY)),
+]
+ACCURACIES = [published.cell for published in PUBLISHED if published.cell.part == ACCURACY]
+"""Those that are no part of the race."""
+
+
 def add(folder: pathlib.Path, cell: Cell, made: pathlib.Path) -> None:
     """Writes the record of a cell from the folder of its run."""
     config, summary = read_json(made / "config.json"), read_json(made / "summary.json")
@@ -153,7 +180,7 @@ def add(folder: pathlib.Path, cell: Cell, made: pathlib.Path) -> None:
             name: [float(f"{line[name]:.4g}") for line in evaluated] for name in ("step", "seconds", "train", "test")
         },
     }
-    records.write(folder, f"{GROUP}/{cell.name}", record)
+    records.write(folder, f"{cell.part}/{cell.name}", record)
 
 
 def _at_mark(lines: Sequence[Record], evaluated: Sequence[Record], mark: int) -> dict[str, Any]:
@@ -206,6 +233,21 @@ def block(folder: pathlib.Path) -> str:
     tracks = dict.fromkeys(track for track, _ in cells)
     pictures = [f"![{track}: loss against time]({FIGURES}/{track}.png){{ width=420 }}" for track in tracks]
     return "\n".join([*text, *pictures])
+
+
+def published_block(folder: pathlib.Path) -> str:
+    """Relative errors at the end of long runs beside those that were published."""
+    rows = []
+    for about, published, method, cell in PUBLISHED:
+        name = f"{cell.part}/{cell.name}"
+        if (folder / f"{name}.json").exists():
+            end = records.read(folder, name)["summary"]["marks"][-1]
+            times = [f"{end['at']:,}", f"{end['step']:,}"]
+            figures = [tables.number(value, 2) for value in (end["train"], end["test"], published)]
+            rows.append([about, f"`{cell.method}`", *times, *figures, method])
+    if not rows:
+        return f"No run is recorded yet: `saddlefree reproduce --only {ACCURACY}`."
+    return tables.plain(["equation", "run", "seconds", "steps", "loss", "relative error", "published", "by"], rows)
 
 
 def _standing(losses: Mapping[int, Medians]) -> str:

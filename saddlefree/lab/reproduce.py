@@ -229,7 +229,7 @@ def reproduce(
       data_dir: where data sets are looked for first.
       say: is told of each command.
     """
-    known = [*ITEMS, *MINI_BATCHES, *race.CELLS]
+    known = [*ITEMS, *MINI_BATCHES, *race.CELLS, *race.ACCURACIES]
     for name in only:
         if not any(_matches(item, name) for item in known):
             parts = list(dict.fromkeys(item.part for item in known))

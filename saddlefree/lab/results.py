@@ -120,6 +120,7 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "from-adam": lambda: _from_adam(folder),
         "batches": lambda: batches.block(folder),
         "race": lambda: race.block(folder),
+        "published": lambda: race.published_block(folder),
         "cutest": lambda: race.cutest_block(folder),
     }
 

@@ -118,6 +118,26 @@ def test_how_often_the_default_is_first(tmp_path):
     assert "on 1 of 2 problems after 20 s (above it on wave 1.5 times), and on 1 of 2 problems after 80 s" in text
 
 
+def test_errors_beside_published_ones(tmp_path):
+    assert "No run is recorded yet" in race.published_block(tmp_path)
+    in_race, long = race.PUBLISHED[0].cell, race.ACCURACIES[0]
+    assert (in_race.seconds, long.seconds) == (80, 1200)
+    for cell in (in_race, long):
+        folder = tmp_path / cell.part / "run"
+        finished(folder, [8.0, 3e-9], [1.0, cell.seconds - 1.0])
+        race.add(tmp_path, cell, folder)
+    text = race.published_block(tmp_path)
+    assert "| Poisson 2D, 257 parameters | `minimise` | 80 | 2 | 3.0e-9 | 3.0e-8 | 1.2e-7 | ENGD |" in text
+    assert "| Poisson 5D, 449 parameters | `least-squares` | 1,200 | 2 | 3.0e-9 | 3.0e-8 | 3.5e-8 | ENGD |" in text
+    assert "burgers" not in text.lower()
+    for cell in race.ACCURACIES:
+        problem, optimiser, variant, changes = cell.run
+        problems.find(problem).variant(variant)
+        optimisers.configured(optimiser, problem, changes)
+    # They are no part of the race, neither of its records nor of its medians.
+    assert race.found(tmp_path).keys() == {("poisson-2d", "minimise")}
+
+
 def test_problems_that_are_solved(tmp_path):
     assert "No run is recorded yet" in race.cutest_block(tmp_path)
     times = {"A": {"ours": 0.5, "theirs": 0.01}, "B": {"ours": 2.0, "theirs": None}}
