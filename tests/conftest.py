@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 
 # Before jax starts: eight devices, so that sharding is tested on any machine. Compiling is nearly all that these small
 # tests do; less optimised, in one piece and without XLA's newer code generator for fused loops it takes a third of the
@@ -30,11 +31,21 @@ hypothesis.settings.register_profile("soak", parent=hypothesis.settings.get_prof
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def equal_programs_are_compiled_once(tmp_path_factory):
+    """Many tests compile the same program from functions of their own; each process has its folder of programs."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_dropped():
     """A process may map 65,530 pieces of memory on Linux; XLA maps several for each program, and crashes beyond."""
     yield
-    jax.clear_caches()
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
 
 
 @pytest.fixture
