@@ -135,6 +135,7 @@ class _Solved(NamedTuple):
     """(A + λI) Y = Z."""
 
     columns: jax.Array  # Y
+    product: jax.Array  # A y, y the first column
     lost: jax.Array  # ‖g‖ along eigenvalues that were left out
 
 
@@ -173,16 +174,20 @@ class LeastSquares:
         right = jnp.stack([self.slope + pulled, signs], axis=1)
         # Below the cutoff λ is rounding: the eigenvalues there count as if they were at it.
         lifted = jnp.maximum(damping, lowest)
-        factor = jax.lax.linalg.cholesky(A + lifted * jnp.eye(A.shape[0], dtype=A.dtype), symmetrize_input=False)
-        direct = _Solved(_solve(factor, right), jnp.zeros_like(peak))
+        # A is symmetric; transposed it is in LAPACK's order already, and is not copied into it for each λ.
+        factor = jax.lax.linalg.cholesky((A + lifted * jnp.eye(A.shape[0], dtype=A.dtype)).T, symmetrize_input=False)
+        columns = _solve(factor, right)
+        # A y without another pass over A, which a loop over λ would transpose for it.
+        direct = _Solved(columns, right[:, 0] - lifted * columns[:, 0], jnp.zeros_like(peak))
         failed = (damping == 0) | ~space.all_finite(direct)
         usable = space.all_finite((peak, right))
         found = space.when(failed & usable, lambda _: self._pseudo_inverse(right, damping, lowest), direct)
         y = found.columns[:, 0]
-        step, spread = self._pull(found.columns.T)
+        # One by one: a product with two rows is several times slower than two with one.
+        step, spread = self._pull(y), self._pull(found.columns[:, 1])
         d = step - self.pull
         # In the row space Jd = Ay − μJp; in the column space JᵀJd.
-        curved = self._product(y) - pulled
+        curved = found.product - pulled
         if self.jacobian is None:
             slope, square = space.dot(self.slope, d), space.dot(d, curved)
         else:
@@ -191,11 +196,7 @@ class LeastSquares:
         length = space.norm(step)
         error = eps * peak * space.norm(y) * space.norm(spread) * space.reciprocal(length)
         # What another λ than the one that was asked for changes, to first order.
-        moved = space.when(
-            lifted > damping,
-            lambda _: (lifted - damping) * space.norm(self._pull(_solve(factor, y[:, None]).T)),
-            jnp.zeros_like(peak),
-        )
+        moved = (lifted - damping) * space.norm(self._pull(_solve(factor, y[:, None])[:, 0]))
         visible = 32 * lowest * space.reciprocal(jnp.sqrt(peak)) * self.length
         singular = jnp.where(failed, found.lost > visible, moved > _DOUBT * length)
         code = jnp.where(singular, Result.SINGULAR, Result.FINE)
@@ -211,23 +212,21 @@ class LeastSquares:
 
     def _pseudo_inverse(self, right: jax.Array, damping: jax.Array, lowest: jax.Array) -> _Solved:
         """By eigendecomposition: for λ = 0, and where rounding makes A + λI indefinite."""
-        values, vectors = jnp.linalg.eigh(self.matrix)
+        vectors, values = jax.lax.linalg.eigh(self.matrix.T, symmetrize_input=False)
         weights = inverse(values, damping, lowest=lowest)
         slopes = jnp.matmul(vectors.T, right, precision="highest")
         columns = jnp.matmul(vectors, weights[:, None] * slopes, precision="highest")
+        product = jnp.matmul(vectors, values * weights * slopes[:, 0], precision="highest")
         dropped = jnp.matmul(vectors, jnp.where(weights == 0, slopes[:, 0], 0), precision="highest")
-        return _Solved(columns, space.norm(self._pull(dropped)))
+        return _Solved(columns, product, space.norm(self._pull(dropped)))
 
     def _pull(self, y: jax.Array) -> jax.Array:
-        """Bᵀy, for each row of y where it is a matrix."""
+        """Bᵀy."""
         return y if self.jacobian is None else jnp.matmul(y, self.jacobian, precision="highest")
 
     def _push(self, x: jax.Array) -> jax.Array:
         """Jx in the row space, JᵀJx in the column space."""
-        return self._product(x) if self.jacobian is None else jnp.matmul(self.jacobian, x, precision="highest")
-
-    def _product(self, y: jax.Array) -> jax.Array:
-        return jnp.matmul(self.matrix, y, precision="highest")
+        return jnp.matmul(self.matrix if self.jacobian is None else self.jacobian, x, precision="highest")
 
 
 def _solve(factor: jax.Array, right: jax.Array) -> jax.Array:
