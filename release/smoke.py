@@ -34,7 +34,9 @@ def main(readme: str) -> None:
     assert failed == 0, failed
     command = pathlib.Path(sysconfig.get_paths()["scripts"]) / "saddlefree"
     answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
-    assert answer.stderr.endswith("is missing: install the extra, saddlefree[lab]\n"), answer.stderr
+    assert answer.stderr.endswith("is missing: pip install '.[lab]' in a checkout of saddlefree installs it\n"), (
+        answer.stderr
+    )
     assert answer.returncode == 1
     print(f"saddlefree {saddlefree.__version__}: {tried} statements of {readme} and the package are as they should be")
 

@@ -1,6 +1,7 @@
 """The package as a whole: what it imports, what it exports."""
 
 import importlib.metadata
+import importlib.util
 import itertools
 import pathlib
 import re
@@ -51,6 +52,18 @@ def test_what_is_imported_is_declared():
         imported |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.M))
     ours = {"saddlefree", "numpy", *sys.stdlib_module_names}
     assert {other_names.get(name, name).lower() for name in imported - ours} <= declared
+
+
+def test_badges_say_what_the_metadata_says():
+    spec = importlib.util.spec_from_file_location("badges", ROOT.parent / "release" / "badges.py")
+    badges = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(badges)
+    facts = badges.facts()
+    assert facts["python"] == "≥ 3.11"
+    assert {"jax", "optax", "licence"} < facts.keys()
+    for label, value in facts.items():
+        assert (badges.FOLDER / f"{label}.svg").read_text() == badges.badge(label, value)
+        assert f"docs/figures/badges/{label}.svg" in (ROOT.parent / "README.md").read_text()
 
 
 def test_pinned_versions_are_releases():

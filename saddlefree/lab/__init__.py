@@ -4,6 +4,7 @@
 """
 
 import saddlefree.lab.peers  # noqa: F401 (adds to the registry)
+from saddlefree.lab.errors import not_installed
 from saddlefree.lab.optimisers import optimiser
 from saddlefree.lab.problems import problem
 from saddlefree.lab.settings import Setting
@@ -16,5 +17,5 @@ def main() -> None:
     try:
         from saddlefree.lab import cli
     except ModuleNotFoundError as error:
-        raise SystemExit(f"saddlefree: {error.name} is missing: install the extra, saddlefree[lab]") from None
+        raise SystemExit(f"saddlefree: {not_installed(error.name, 'lab')}") from None
     cli.main()

@@ -40,7 +40,7 @@ from saddlefree.lab.arguments import (
     seconds,
 )
 from saddlefree.lab.display import CONSOLE, ERRORS, progress, trials
-from saddlefree.lab.errors import Interrupted, UserError
+from saddlefree.lab.errors import Interrupted, UserError, not_installed
 from saddlefree.lab.listing import list_optimisers, list_problems, number, say, show
 from saddlefree.lab.settings import Setting
 
@@ -244,7 +244,7 @@ def tune(
     try:
         from saddlefree.lab import tune as tuning  # it sets Ray up, which only this needs
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is missing: install the extra, saddlefree[tune]") from None
+        raise not_installed(error.name, "tune") from None
     from saddlefree.lab import search
 
     searched = search.names(problem, optimiser, fixed)

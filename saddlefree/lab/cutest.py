@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from saddlefree.lab.errors import UserError
+from saddlefree.lab.errors import not_installed
 from saddlefree.lab.task import Task, Tree
 
 
@@ -12,7 +12,7 @@ def cutest(_: str | None, *, name: str) -> Task:
     try:
         import sif2jax
     except ModuleNotFoundError:
-        raise UserError("sif2jax is missing: pip install 'saddlefree[peers]'") from None
+        raise not_installed("sif2jax", "peers") from None
     found = getattr(sif2jax.cutest, name)()
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:

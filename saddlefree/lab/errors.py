@@ -11,6 +11,15 @@ class UserError(Exception):
     """One line: what is wrong, what is allowed, what to do. The command line prints it and exits with 2."""
 
 
+def not_installed(name: str | None, extra: str) -> UserError:
+    """The error for a package of an extra that is missing.
+
+    >>> print(not_installed("jinns", "peers"))
+    jinns is missing: pip install '.[peers]' in a checkout of saddlefree installs it
+    """
+    return UserError(f"{name} is missing: pip install '.[{extra}]' in a checkout of saddlefree installs it")
+
+
 class Interrupted(Exception):  # noqa: N818 (it is none)
     """A signal ended the work, of which nothing is lost."""
 

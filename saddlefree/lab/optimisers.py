@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import saddlefree as sf
-from saddlefree.lab.errors import Registry, UserError
+from saddlefree.lab.errors import Registry, UserError, not_installed
 from saddlefree.lab.paper import TUNED
 from saddlefree.lab.settings import Setting, parsed
 
@@ -43,7 +43,7 @@ class Optimiser:
     def require(self) -> None:
         """Says what to install, where its package is missing."""
         if self.missing:
-            raise UserError(f"{self.package} is missing: pip install 'saddlefree[peers]'")
+            raise not_installed(self.package, "peers")
 
     def build(self, values: "Values", around: "Circumstances") -> "Method":
         """The method with these hyperparameters, for this task and number of steps."""

@@ -281,7 +281,7 @@ def test_a_missing_peer_is_marked(saddlefree, monkeypatch):
     assert len(lines) == 1
     code, _, err = saddlefree("train saddle jinns-ssbroyden")
     assert code == 2
-    assert err == "saddlefree: jinns is missing: pip install 'saddlefree[peers]'\n"
+    assert err == "saddlefree: jinns is missing: pip install '.[peers]' in a checkout of saddlefree installs it\n"
 
 
 def test_lists_name_everything(saddlefree):

@@ -280,7 +280,7 @@ def test_whole_numbers_have_an_upper_bound(name):
 
 def test_a_peer_that_is_missing_says_what_to_install(task, monkeypatch):
     monkeypatch.setitem(OPTIMISERS, "absent", dataclasses.replace(OPTIMISERS["optimistix-lm"], package="no-such-thing"))
-    with pytest.raises(UserError, match=r"no-such-thing is missing: pip install 'saddlefree\[peers\]'"):
+    with pytest.raises(UserError, match=r"no-such-thing is missing: pip install '\.\[peers\]'"):
         OPTIMISERS["absent"].build({}, Circumstances(task, 1, True))
 
 
