@@ -220,11 +220,13 @@ class LowRankModel:
         coordinates = space.project(basis, self.average)
         slope, weights = vectors.T @ coordinates, model.inverse(values, damping)
         code = model.result_code(jnp.abs(values) + damping, model.cutoff(values), slope, self.finite)
-        # QQᵀm comes along in one pass over the basis.
-        inside = space.combine(basis, jnp.stack([vectors @ (weights * slope), coordinates]))
-        direction = space.get(inside, 0)
-        if self.rest is None:
-            outside = space.sub(self.average, space.get(inside, 1))
+        inside = vectors @ (weights * slope)
+        if self.rest is not None:
+            direction = space.combine(basis, inside)
+        else:
+            # QQᵀm comes along in one pass over the basis.
+            both = space.combine(basis, jnp.stack([inside, coordinates]))
+            direction, outside = space.get(both, 0), space.sub(self.average, space.get(both, 1))
             # Where the basis spans m, what is left is rounding, which a small λ would magnify.
             rounding = 10 * spectrum.ORTHOGONAL * jnp.finfo(values.dtype).eps * space.peak(self.average)
             missed = space.peak(outside) > rounding
