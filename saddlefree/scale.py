@@ -64,7 +64,10 @@ class lower_bound:
 
     def init(self, gradient: Vector) -> jax.Array:
         """V itself is the state."""
-        return jnp.asarray(self.initial / self.decay, space.scalar_dtype(gradient))
+        dtype = space.scalar_dtype(gradient)
+        # What the first step makes `initial` again, as far as the dtype reaches.
+        before = jnp.asarray(self.initial, dtype) / jnp.asarray(self.decay, dtype)
+        return jnp.minimum(before, jnp.finfo(dtype).max)
 
     def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
         """V from H²g, which it hands on to the series."""

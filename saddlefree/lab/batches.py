@@ -1,7 +1,8 @@
 """The race on mini-batches: equal epochs for all, averaged parameters for all, and Adam at eight rates.
 
 A cell is a comparison of one optimiser with itself over its seeds, and one record. The best of the eight rates is
-chosen by the validation loss that is then compared, which favours the tuned Adam.
+chosen by the validation loss that is then compared, which favours the tuned Adam. On some tasks `low_rank` is tuned in
+the same way: eight rates of its Adam, and nothing else.
 """
 
 import pathlib
@@ -48,11 +49,19 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"adam-{rate}": ("adam", {"learning_rate": float(rate), "decay": "cosine", **_ADAM}) for rate in RATES},
 }
 """A name to the optimiser and its hyperparameters; the last eight decay by a cosine."""
+TUNED = ("fashion-1000", "autoencoder-narrow", "transformer", "cifar-10-narrow")
+"""Tasks on which `low_rank` is tuned."""
+LOW_RANK = {f"low-rank-{rate}": ("low-rank", {"learning_rate": float(rate), "decay": "cosine"}) for rate in RATES}
 
 
-def changes(track: Track, method: str) -> dict[str, Any]:
+def methods(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Those that are run on a task."""
+    return METHODS | LOW_RANK if name in TUNED else METHODS
+
+
+def changes(track: Track, own: Mapping[str, Any]) -> dict[str, Any]:
     """All hyperparameters that a cell sets."""
-    return {**METHODS[method][1], "batch_size": track.batch_size, "parameter_average": track.average}
+    return {**own, "batch_size": track.batch_size, "parameter_average": track.average}
 
 
 def block(folder: pathlib.Path) -> str:
@@ -67,25 +76,59 @@ def block(folder: pathlib.Path) -> str:
 
 def _found(folder: pathlib.Path, name: str) -> dict[str, Record]:
     """The records of a task by method."""
-    stored = {method: f"{GROUP}/{name}-{method}" for method in METHODS}
+    stored = {method: f"{GROUP}/{name}-{method}" for method in methods(name)}
     return {m: records.read(folder, of) for m, of in stored.items() if (folder / f"{of}.json").exists()}
 
 
 def _row(name: str, found: Mapping[str, Record]) -> list[str]:
-    values = statistics.as_losses([record["summary"]["val"] for record in found.values()])
-    losses = dict(zip(found, values.tolist(), strict=True))
+    losses = {method: _loss(record) for method, record in found.items()}
     times = {method: record["summary"]["seconds_per_step"] for method, record in found.items()}
-    tuned = {rate: losses[f"adam-{rate}"] for rate in RATES if f"adam-{rate}" in losses}
-    best = min(tuned, key=lambda rate: tuned[rate]) if len(tuned) == len(RATES) else None
+    best = _best(found, "adam")
+    tuned = losses[f"adam-{best}"] if best else None
     return [
         name,
         tables.number(losses["adaptive"]),
         tables.number(losses["next-batch-rate"]) if "next-batch-rate" in losses else "–",
         tables.number(losses["adam"]),
-        tables.number(tuned[best]) if best else "–",
+        tables.number(tuned) if tuned else "–",
         best or "–",
         f"{losses['adaptive'] / losses['adam']:.2f}",
-        f"{losses['adaptive'] / tuned[best]:.2f}" if best else "–",
+        f"{losses['adaptive'] / tuned:.2f}" if tuned else "–",
         f"{times['adaptive'] / times['adam']:.1f}",
         f"{times['next-batch-rate'] / times['adam']:.1f}" if "next-batch-rate" in times else "–",
     ]
+
+
+def tuned_block(folder: pathlib.Path) -> str:
+    """Adam and `low_rank`, each at the best of eight rates, and when the second is where the first ends."""
+    rows = []
+    for name in TUNED:
+        found = _found(folder, name)
+        rates = _best(found, "adam"), _best(found, "low-rank")
+        if None not in rates:
+            rows.append(_tuned_row(name, found[f"adam-{rates[0]}"], found[f"low-rank-{rates[1]}"], rates))
+    if not rows:
+        return "No run is recorded yet: `saddlefree reproduce --only '*:fashion-1000-low-rank-*'`."
+    columns = ["task", "Adam", "its rate", "s", "`low_rank`", "its rate", "s", "step / Adam's", "time to Adam's loss"]
+    return tables.plain(columns, rows)
+
+
+def _tuned_row(name: str, adam: Record, ours: Record, rates: tuple[str | None, str | None]) -> list[str]:
+    target, curve = _loss(adam), ours["curves"]["val-seconds"]
+    below = [seconds for seconds, loss in zip(curve["x"], curve["median"], strict=True) if loss <= target]
+    row = [name]
+    for record, rate in zip((adam, ours), rates, strict=True):
+        row += [tables.number(_loss(record)), str(rate), f"{record['summary']['seconds']:.1f}"]
+    row.append(f"{ours['summary']['seconds_per_step'] / adam['summary']['seconds_per_step']:.2f}")
+    return [*row, f"{below[0] / adam['summary']['seconds']:.2f} × Adam's" if below else "not reached"]
+
+
+def _loss(record: Record) -> float:
+    """The validation loss, ∞ where a run diverged."""
+    return float(statistics.as_losses([record["summary"]["val"]])[0])
+
+
+def _best(found: Mapping[str, Record], optimiser: str) -> str | None:
+    """The rate with the lowest validation loss, once all are recorded."""
+    tuned = {rate: _loss(found[f"{optimiser}-{rate}"]) for rate in RATES if f"{optimiser}-{rate}" in found}
+    return min(tuned, key=lambda rate: tuned[rate]) if len(tuned) == len(RATES) else None

@@ -114,13 +114,13 @@ def _batches() -> list[Item | Study]:
             batches.SEEDS,
             f"{name}-{method}",
             epochs=track.epochs,
-            changes=tuple(batches.changes(track, method).items()),
+            changes=tuple(batches.changes(track, own).items()),
             evaluations=10,
             group=batches.GROUP,
             variant=tuple(track.variant.items()),
         )
         for name, track in batches.TRACKS.items()
-        for method, (optimiser, _) in batches.METHODS.items()
+        for method, (optimiser, own) in batches.methods(name).items()
     ]
 
 

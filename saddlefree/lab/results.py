@@ -21,6 +21,8 @@ PROFILE = "performance.png"
 PROFILED = ("lanczos-adaptive", "low-rank", "series-adaptive", "adam", "lbfgs", "kfac")
 """Optimisers whose performance profile is drawn, over the problems that have records of all of them."""
 _CURVES = {f"{loss}-{x}": (x, loss) for x in figures.AXES for loss in ("train", "test")}
+_KEPT = {"val-seconds": ("seconds", "val")}
+"""In records, and in no figure."""
 
 
 def holds(folder: pathlib.Path, name: str, plan: Record) -> bool:
@@ -48,7 +50,7 @@ def add(
     lines = list(read_lines(compared / "metrics.jsonl"))
     runs = {name: [[line for line in lines if line["seed"] == seed] for seed in config["seeds"]]}
     curves = {}
-    for key, (x, loss) in _CURVES.items():
+    for key, (x, loss) in (_CURVES | _KEPT).items():
         for curve in statistics.curves(runs, x, loss).values():
             chosen = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
             curves[key] = {
@@ -119,6 +121,7 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "physics": lambda: _physics(folder),
         "from-adam": lambda: _from_adam(folder),
         "batches": lambda: batches.block(folder),
+        "batches-tuned": lambda: batches.tuned_block(folder),
         "race": lambda: race.block(folder),
         "published": lambda: race.published_block(folder),
         "cutest": lambda: race.cutest_block(folder),

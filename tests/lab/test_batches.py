@@ -7,7 +7,7 @@ from saddlefree.lab import batches, optimisers, problems, records, reproduce
 
 def test_every_cell_can_be_run():
     names = [reproduce.record_name(item) for item in reproduce.MINI_BATCHES]
-    assert len(set(names)) == len(names) == len(batches.TRACKS) * len(batches.METHODS)
+    assert len(set(names)) == len(names) == sum(len(batches.methods(name)) for name in batches.TRACKS)
     for item in reproduce.MINI_BATCHES:
         problems.find(item.part).variant(dict(item.variant))
         optimisers.configured(item.optimiser, item.part, dict(item.changes))
@@ -37,6 +37,26 @@ def test_table(tmp_path):
         add(f"adam-{rate}", None if i == 0 else 0.1 * (i + 1), 1.0)
     # The first diverged; the second has 0.2.
     assert "| digits | 0.200 | 0.300 | 0.400 | 0.200 | 1e-3 | 0.50 | 1.00 | 3.0 | 1.2 |" in batches.block(tmp_path)
+
+
+def test_table_of_tuned_ones(tmp_path):
+    """The time to the loss that the best Adam has at its end, over Adam's time."""
+    name = batches.TUNED[0]
+
+    def add(method, loss, seconds, curve):
+        summary = {"val": loss, "seconds": seconds, "seconds_per_step": seconds / 10}
+        record = {"summary": summary, "curves": {"val-seconds": {"x": [2.0, 4.0, 6.0], "median": curve}}}
+        records.write(tmp_path, f"{batches.GROUP}/{name}-{method}", record)
+
+    for i, rate in enumerate(batches.RATES):
+        add(f"adam-{rate}", 0.5 + 0.1 * abs(i - 2), 5.0, [1.0, 0.7, 0.5])
+    assert batches.tuned_block(tmp_path).startswith("No run is recorded yet")
+    for i, rate in enumerate(batches.RATES):
+        add(f"low-rank-{rate}", 0.4 + 0.1 * abs(i - 3), 6.0, [0.6, 0.45, 0.4])
+    row = f"| {name} | 0.500 | 2e-3 | 5.0 | 0.400 | 4e-3 | 6.0 | 1.20 | 0.80 × Adam's |"
+    assert row in batches.tuned_block(tmp_path)
+    add("low-rank-4e-3", 0.4, 6.0, [0.9, 0.8, 0.7])
+    assert "| not reached |" in batches.tuned_block(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "next-batch-rate"])

@@ -136,7 +136,9 @@ def test_a_disk_that_is_full_at_some_write(count, undisturbed, tmp_path, monkeyp
         assert "No space left" in told
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a thread of Orbax's tells it too
+# Threads and event loops of Orbax's tell it too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not SOAK or os.geteuid() != 0, reason="make soak, as root")
 def test_a_file_system_that_is_full(count, undisturbed, tmp_path):
     """A real one, of a few kilobytes."""
