@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from saddlefree import checks, space
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
@@ -128,7 +129,8 @@ def from_update(
         fn = value_fn if curvature_fn is None else checks.scalar_valued("curvature_fn", curvature_fn)
         return hessian(lambda block: fn(space.fill(block, params)), space.select(part, params))  # type: ignore[misc]
 
-    value = None if extra.get("value") is None else jnp.asarray(extra["value"], layout.dtype)
+    with np.errstate(over="ignore"):  # a number beyond the dtype is infinite, and its step is skipped
+        value = None if extra.get("value") is None else jnp.asarray(extra["value"], layout.dtype)
 
     def loss(step: Vector | None) -> jax.Array:
         if step is None and value is not None:

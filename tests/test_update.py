@@ -157,6 +157,15 @@ def test_non_finite_numbers_never_reach_the_parameters(solver, where, adaptive):
     assert sf.diagnostics(after)["nonfinite_steps"] == 1
 
 
+def test_a_loss_beyond_float32_is_infinite():
+    """A Python number that the dtype does not reach, as a diverging loss of the caller's own may be."""
+    tx, x = sf.saddle_free_newton(solver=sf.exact()), jnp.array([1.0, 2.0])
+    for value in (3.4028235677973366e38, 1e300):
+        updates, state = tx.update(jax.grad(loss)(x), tx.init(x), x, value=value, value_fn=loss)
+        assert not np.any(updates)
+        assert state.nonfinite_steps == 1
+
+
 def test_scale_by_skips_non_finite_numbers_too():
     tx = sf.scale_by_saddle_free(sf.series(num_terms=2, scale=sf.lower_bound()), 0.1)
     x = jnp.array([1.0, 2.0])
