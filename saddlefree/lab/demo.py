@@ -23,20 +23,22 @@ def _saddle(summary: Mapping[str, Any]) -> str:
 
 def _equation(summary: Mapping[str, Any]) -> str:
     rows = {row["optimiser"]: row for row in summary["rows"]}
-    ours = rows.pop("lanczos-adaptive")
+    ours = rows.pop("minimise")
     if ours["train"] is None:
-        return "lanczos-adaptive diverged: that is a defect, please report it."
+        return "minimise diverged: that is a defect, please report it."
     factors = [
         f"{plain(row['train'] / ours['train'])} times below {name}'s"
         for name, row in rows.items()
         if row["train"] is not None and row["train"] >= ours["train"]
     ]
     behind = [name for name, row in rows.items() if row["train"] is not None and row["train"] < ours["train"]]
-    said = f"The loss of lanczos-adaptive is {' and '.join(factors)}." if factors else ""
+    said = f"The loss of minimise is {' and '.join(factors)}." if factors else ""
     if behind:
         steps = round(ours["seconds"] / ours["seconds_per_step"])
-        said += f" It is above that of {', '.join(behind)}: this machine had time for {steps} of its steps only, which "
-        said += "cost as much as dozens of theirs. Give all of them more with --budget."
+        said += (
+            f" It is above that of {', '.join(behind)}: this machine had time for {steps} of its steps only. Give all "
+        )
+        said += "of them more with --budget."
     return said.strip()
 
 
@@ -57,7 +59,7 @@ PARTS = (
     Part(
         "equation",
         "2. A physics-informed network, ten seconds of training for each method",
-        "compare pinn-poisson --optimisers lanczos-adaptive,lbfgs,adam --seeds 1 --budget 10s "
+        "compare pinn-poisson --optimisers minimise,lbfgs,adam --seeds 1 --budget 10s "
         "--variant width=16 --variant points=400 --variant side_points=25",
         _equation,
     ),

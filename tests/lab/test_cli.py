@@ -407,10 +407,10 @@ def test_the_demo_says_what_its_records_hold(saddlefree, place, monkeypatch):
         with pytest.raises(SystemExit):
             cli.main([*part.command.split(), "--help"])
     row = {"seconds": 10.0, "seconds_per_step": 0.1}
-    rows = [{"optimiser": name, "train": train, **row} for name, train in (("lanczos-adaptive", 1.0), ("lbfgs", 4.0))]
+    rows = [{"optimiser": name, "train": train, **row} for name, train in (("minimise", 1.0), ("lbfgs", 4.0))]
     adam = {"optimiser": "adam", "train": 0.5, **row}
     equation = demo.PARTS[1].read
-    assert equation({"rows": rows}) == "The loss of lanczos-adaptive is 4 times below lbfgs's."
+    assert equation({"rows": rows}) == "The loss of minimise is 4 times below lbfgs's."
     assert "It is above that of adam: this machine had time for 100" in equation({"rows": [*rows, adam]})
     monkeypatch.setattr(demo, "PARTS", [demo.PARTS[0]._replace(command="study saddle --steps 20")])
     for _ in range(2):  # the second time nothing is done again
