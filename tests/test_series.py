@@ -122,6 +122,7 @@ def test_lower_bound_ratchets_and_decays():
 
     assert scales(sf.lower_bound(initial=100.0)) == [100.0, 400.0, 400.0, 400.0]
     np.testing.assert_allclose(scales(sf.lower_bound(initial=100.0, decay=0.5)), [100.0, 400.0, 200.0, 100.0])
+    assert np.isfinite(sf.lower_bound(decay=1e-178).init(jnp.ones(2)))  # 100/decay is beyond float32
 
 
 @pytest.mark.parametrize("scale", SCALES[1:4], ids=lambda scale: type(scale).__name__)
