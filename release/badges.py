@@ -1,6 +1,8 @@
 """Draws the badges of the README from pyproject.toml, so that they say what is true.
 
-python release/badges.py        into docs/figures/badges
+    python release/badges.py
+
+They are SVG files in docs/figures/badges, and a test compares them with the metadata.
 """
 
 import pathlib

@@ -55,6 +55,7 @@ def test_what_is_imported_is_declared():
 
 
 def test_badges_say_what_the_metadata_says():
+    """Where it changes, `python release/badges.py` draws them anew."""
     spec = importlib.util.spec_from_file_location("badges", ROOT.parent / "release" / "badges.py")
     badges = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(badges)

@@ -197,9 +197,10 @@ def test_update(count, data):
     """Traced: an error that names an argument, or updates like the parameters."""
     tx = OPTIMISERS[data.draw(st.sampled_from(sorted(OPTIMISERS)))]
     keys = data.draw(st.lists(st.sampled_from(sorted(ARGUMENTS)), min_size=1, max_size=2))
-    # Together they may be a problem of their own, for which the functions below are not made.
-    hypothesis.assume(not {"updates", "params"} <= set(keys))
     odd = {key: data.draw(ARGUMENTS[key]) for key in keys}
+    if {"updates", "params"} <= odd.keys():
+        # Of the same shapes they are a problem of their own, for which the functions below are not made.
+        hypothesis.assume(jax.tree.map(np.shape, odd["updates"]) != jax.tree.map(np.shape, odd["params"]))
     base = {"updates": 2 * X, "state": tx.init(X), "params": X, "value_fn": GOOD, "residual_fn": lambda x: 2**0.5 * x}
     given = base | odd
     count("odd arguments of update")
