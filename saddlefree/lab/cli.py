@@ -143,6 +143,7 @@ def compare(
     variant: Variant = (),
     set: Pairs = (),
     evaluations: Whole = None,
+    apart: bool = False,
     out: Out = None,
     resume: Resume = False,
     plugin: Plugins = (),
@@ -158,6 +159,7 @@ def compare(
       set: a hyperparameter of an optimiser, such as adam.learning_rate=0.01; may be repeated. Of all of them,
         batch_size or parameter_average.
       evaluations: in each run; the problem's own number unless given.
+      apart: run seeds one after another, so that a step has the time that it has alone.
     """
     folder = folder_of(out, f"compare-{problem}")
     loaded = load_plugins(plugin, folder, resume)
@@ -182,7 +184,7 @@ def compare(
     if evaluations is not None:
         COUNT.parse("evaluations", evaluations)
     asked = length(epochs, budget) | {"seeds": range(seeds), "evaluations": evaluations}
-    asked |= {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded}
+    asked |= {"variant": entry.variant(pairs(variant, "--variant")), "plugin": loaded, "apart": apart}
 
     from saddlefree.lab import compare as comparison
     from saddlefree.lab.plan import build

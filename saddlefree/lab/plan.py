@@ -92,6 +92,7 @@ def build(
     evaluations: int | tuple[int, ...] | None = None,
     variant: Mapping[str, Any] | None = None,
     plugin: Mapping[str, str] | None = None,
+    apart: bool = False,
 ) -> Plan:
     """The plan for what a user asks for; None is the problem's own number.
 
@@ -106,6 +107,7 @@ def build(
       evaluations: in the whole run, beside a few early ones, or the steps of them.
       variant: settings of the problem other than its own, as the task was loaded with.
       plugin: the files that define problem or optimiser, as `plugins.load` returns them.
+      apart: runs seeds one after another, also where they could be mapped.
     """
     entry, chosen = problems.find(problem), tuple(seeds)
     given = [name for name, value in (("epochs", epochs), ("steps", steps), ("budget", budget)) if value is not None]
@@ -115,13 +117,14 @@ def build(
     size = values.pop("batch_size", None) or entry.batch_size
     if size is not None and size > task.examples:
         raise UserError(f"batch_size must be at most the {task.examples} training examples, got {size}")
+    together = len(chosen) > 1 and not budget and not apart
     plan = Plan(
         problem=problem,
         variant=entry.variant(variant),
         optimiser=optimiser,
         values=values,
         seeds=chosen,
-        mapped=len(chosen) > 1 and not budget and optimisers.find(optimiser).mapped and not entry.convolutional,
+        mapped=together and optimisers.find(optimiser).mapped and not entry.convolutional,
         steps=steps,
         examples=task.examples,
         batch_size=None if size == task.examples else size,

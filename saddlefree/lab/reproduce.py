@@ -39,6 +39,7 @@ class Item:
     evaluations: int | None = None
     group: str = ""  # of its record; the problem unless given
     variant: tuple[tuple[str, Any], ...] = ()  # settings of the problem
+    apart: bool = False  # seeds one after another, for the time of a step
 
     @property
     def name(self) -> str:
@@ -49,7 +50,8 @@ class Item:
         """All that its results depend on."""
         kept = ("seeds", "epochs", "budget", "configs")
         plan = {name: getattr(self, name) for name in kept} | {"changes": dict(self.changes)}
-        return plan | ({"variant": dict(self.variant)} if self.variant else {})
+        plan |= {"variant": dict(self.variant)} if self.variant else {}
+        return plan | ({"apart": True} if self.apart else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,7 @@ def _batches() -> list[Item | Study]:
             evaluations=10,
             group=batches.GROUP,
             variant=tuple(track.variant.items()),
+            apart=True,
         )
         for name, track in batches.TRACKS.items()
         for method, (optimiser, own) in batches.methods(name).items()
@@ -326,6 +329,7 @@ def _perform(
         if getattr(item, name) is not None:
             command += [f"--{name}", str(getattr(item, name))]
     command += _pairs("--set", {f"{item.optimiser}.{name}": value for name, value in values.items()})
+    command += ["--apart"] if item.apart else []
     _command([*command, "--out", str(folder), "--resume", *data], say)
     results.add(out, record_name(item), folder, item.plan(), searched)
     if not item.group:

@@ -40,7 +40,13 @@ def test_one_length_is_enough(given, digits):
 
 @pytest.mark.parametrize(
     ("optimiser", "options", "mapped"),
-    [("low-rank", {}, True), ("low-rank", {"budget": 1.0}, False), ("lbfgs", {}, False), ("kfac", {}, False)],
+    [
+        ("low-rank", {}, True),
+        ("low-rank", {"apart": True}, False),
+        ("low-rank", {"budget": 1.0}, False),
+        ("lbfgs", {}, False),
+        ("kfac", {}, False),
+    ],
 )
 def test_seeds_run_together_or_one_after_another_with_the_same_algorithm(optimiser, options, mapped, digits):
     plan = build("digits", optimiser, digits, seeds=range(3), **options)
