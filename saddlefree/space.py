@@ -199,6 +199,15 @@ def lengths_and_cosines(*vectors: Vector) -> tuple[jax.Array, jax.Array]:
     return jnp.where(usable, largest / unit * roots, largest), inverse[:, None] * gram * inverse
 
 
+def cosine(x: Vector, y: Vector) -> jax.Array:
+    """⟨x, y⟩/(‖x‖‖y‖), 0 where a vector is 0.
+
+    >>> round(float(cosine(jnp.array([3.0, 4.0]), jnp.array([0.0, 1e-30]))), 3)
+    0.8
+    """
+    return dot(normalise(x), normalise(y))
+
+
 def reciprocal(x: jax.Array) -> jax.Array:
     """1/x, and 0 for x = 0, so that normalising a zero vector gives zero."""
     zero = x == 0

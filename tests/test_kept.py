@@ -27,23 +27,30 @@ def test_the_kept_pairs_and_the_bulk(x64):
     U, theta = vectors[:, large].T, values[large]
     m, g = rng.normal(size=6), rng.normal(size=6)
     old = BULK.init(jnp.asarray(m))
-    bulk, new = moved(jnp.array(True), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), jnp.ones(()), old)
+    seen = Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(U @ g), jnp.asarray(g), jnp.ones(())
+    bulk, new = moved(jnp.array(True), *seen, old)
     outside = np.eye(6) - U.T @ U
     u, expected = BULK.update(jnp.asarray(outside @ g), old, value=jnp.ones(()))
     np.testing.assert_allclose(new.last, expected.last, rtol=1e-10)
-    pairs = Pairs(Recycled(jnp.asarray(U), jnp.asarray(theta)), jnp.asarray(U @ m), jnp.asarray(g), bulk)
+    known = Recycled(jnp.asarray(U), jnp.asarray(theta))
+    pairs = Pairs(known, jnp.asarray(U @ m), jnp.asarray(U @ g), jnp.asarray(g), bulk)
     answer, change = jax.jvp(pairs.answer, (jnp.array(lam),), (jnp.array(lam),))
     d = U.T @ (U @ m / (np.abs(theta) + lam))
     rest = outside @ np.asarray(u)
     np.testing.assert_allclose(answer.direction, d - rest, rtol=1e-10, atol=1e-15)
     slope = -lam * U.T @ (U @ m / (np.abs(theta) + lam) ** 2)
     np.testing.assert_allclose(change.direction, slope, rtol=1e-9, atol=1e-15)
+    # Also where U itself changes, as where an update is differentiated.
+    changing = lambda basis: dataclasses.replace(pairs, pairs=known._replace(basis=basis)).answer(jnp.array(lam))  # noqa: E731
+    _, change = jax.jvp(changing, (known.basis,), (known.basis**2,))
+    both = U @ m / (np.abs(theta) + lam) + U @ np.asarray(u)
+    np.testing.assert_allclose(change.direction, (U**2).T @ both, rtol=1e-9, atol=1e-15)
     predicted = d @ (U.T * theta) @ U @ d / 2 - g @ d + g @ rest
     np.testing.assert_allclose(answer.predicted, predicted, rtol=1e-9)
     negative = np.sum((U @ m)[theta < 0] ** 2) / np.sum((U @ m) ** 2)
     np.testing.assert_allclose(pairs.stats["negative_share"], negative, rtol=1e-9)
     # Where batches agree nothing moves, and what was learned before is forgotten.
-    bulk, fresh = moved(jnp.array(False), Space(jnp.asarray(m)), jnp.asarray(U), jnp.asarray(g), jnp.ones(()), new)
+    bulk, fresh = moved(jnp.array(False), *seen, new)
     assert all(not np.any(x) for x in jax.tree.leaves(bulk))
     for a, b in zip(jax.tree.leaves(fresh), jax.tree.leaves(old), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -62,8 +69,8 @@ def train(solver, full, scale):
         return (optax.apply_updates(params, updates), state), sf.diagnostics(state)
 
     keys = jax.random.split(jax.random.key(2), 30)
-    (params, _), figures = jax.lax.scan(step, (params, tx.init(params)), keys)
-    return params, figures
+    (params, state), figures = jax.lax.scan(step, (params, tx.init(params)), keys)
+    return params, figures, state
 
 
 single = jax.jit(train, static_argnums=0)
@@ -71,7 +78,10 @@ single = jax.jit(train, static_argnums=0)
 
 def test_products_are_spared_where_batches_differ():
     """The first batch has nothing to be compared with; then 1, 2, 4 and 6 steps apart."""
-    params, figures = single(SPARING, False, 1.0)
+    params, figures, state = single(SPARING, False, 1.0)
+    kept = state.solver.kept
+    np.testing.assert_allclose(kept.along.total, kept.pairs.basis @ kept.average.total, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(kept.along.weight, kept.average.weight, rtol=1e-6)
     products = np.asarray(figures["products"])
     assert np.flatnonzero(products).tolist() == [0, 1, 3, 7, 13, 19, 25]
     assert set(products.tolist()) == {0, 4}
@@ -105,8 +115,8 @@ def test_the_bulk_does_not_move_by_rounding():
 
 def test_a_full_batch_is_as_without():
     """Products in each step, and the same numbers."""
-    _, figures = single(SPARING, True, 1.0)
-    _, expected = single(dataclasses.replace(SPARING, refresh_every=None), True, 1.0)
+    _, figures, _ = single(SPARING, True, 1.0)
+    _, expected, _ = single(dataclasses.replace(SPARING, refresh_every=None), True, 1.0)
     assert np.all(figures["products"] == 4)
     assert np.all(figures["noise"] < 1e-4)
     assert np.all(figures["bulk_rate"] == 0)
@@ -117,10 +127,10 @@ def test_a_full_batch_is_as_without():
 def test_any_scale_of_the_loss():
     """A sum in place of a mean: where noise begins λ follows the curvature, and no run ends above its start."""
     scales = jnp.array([1e-3, 1.0, 1e3])
-    params, figures = jax.jit(jax.vmap(functools.partial(train, SPARING, False)))(scales)
+    params, figures, _ = jax.jit(jax.vmap(functools.partial(train, SPARING, False)))(scales)
     ends = jax.vmap(lambda p: network_loss(p, DATA))(params)
     assert np.all(ends < network_loss(network_params(jax.random.key(0)), DATA))
-    _, expected = single(SPARING, False, 1.0)
+    _, expected, _ = single(SPARING, False, 1.0)
     np.testing.assert_allclose(figures["value"][1, :5], expected["value"][:5], rtol=1e-2)
 
 
@@ -144,7 +154,7 @@ def test_refresh_and_a_gradient_that_is_not_finite():
     assert sf.diagnostics(broken)["nonfinite_steps"] == 1
     for a, b in zip(jax.tree.leaves(state.solver.recycled), jax.tree.leaves(broken.solver.recycled), strict=True):
         np.testing.assert_array_equal(a, b)
-    for name in ("average", "bulk", "pairs"):
+    for name in ("average", "along", "bulk", "pairs"):
         old, new = getattr(state.solver.kept, name), getattr(broken.solver.kept, name)
         for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
             np.testing.assert_array_equal(a, b)

@@ -115,7 +115,7 @@ class next_batch(LearnedDamping):
     def judge(self, problem: Problem, state: NextBatchState, count: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cosine, 0 where there is none, and the λ that follows from it."""
         assert problem.loss_gradient is not None
-        cosine = space.lengths_and_cosines(problem.loss_gradient, state.sensitivity)[1][0, 1]
+        cosine = space.cosine(problem.loss_gradient, state.sensitivity)
         cosine = jnp.where(jnp.isfinite(cosine), cosine, 0)
         kappa, tau = (evaluate_schedule(x, count, cosine.dtype) for x in (self.rate, self.decay_steps))
         kappa = kappa / (1 + count.astype(cosine.dtype) / tau)

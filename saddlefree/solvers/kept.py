@@ -5,15 +5,17 @@ Symbols: U the Ritz vectors that `recycling` keeps, θ their values, m the avera
     d(λ) = U (|θ| + λ)⁻¹ Uᵀm,    u = bulk(g − UUᵀg),    s = −d + u − UUᵀu,
 
 as in `low_rank`. The bulk, what U does not span, moves as Adam does, at a rate that the next batch judges
-(`next_batch_rate`). It costs six passes over U, and nothing of the loss.
+(`next_batch_rate`). It costs four passes over U, and nothing of the loss.
 """
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.custom_derivatives import SymbolicZero
 
 from saddlefree import space
 from saddlefree.model import Answer, Result, Spectral
@@ -36,7 +38,8 @@ class Kept(NamedTuple):
 
     age: jax.Array  # steps since then
     interval: jax.Array  # steps from then to the next time
-    average: Average
+    average: Average  # of gradients
+    along: Average  # of Uᵀg; without a pass over U it is what U says of the average
     bulk: NextBatchRateState
     basis: Vector  # of the last Krylov space, a buffer that is written and not read
     pairs: Recycled  # those of largest |θ|, apart, because a slice would be copied in each step
@@ -44,38 +47,44 @@ class Kept(NamedTuple):
 
 def empty(layout: Space, size: int, recycle: int) -> Kept:
     """Before the first step; a Krylov space has `size` vectors, and `recycle` pairs are kept."""
+    used, zeros = min(recycle, USED), lambda *shape: jnp.zeros(shape, layout.dtype)
     return Kept(
         jnp.ones((), jnp.int32),
         jnp.ones((), jnp.int32),
-        Average(layout.zeros(), jnp.zeros((), layout.dtype)),
+        Average(layout.zeros(), zeros()),
+        Average(zeros(used), zeros()),
         BULK.init(layout.zeros()),
         space.stack(layout.zeros(), size),
-        recycling.empty(layout, min(recycle, USED)),
+        recycling.empty(layout, used),
     )
 
 
 class Moved(NamedTuple):
     """What the bulk does."""
 
-    slope: jax.Array  # Uᵀg
     update: Vector  # u
     inside: jax.Array  # Uᵀu, which is taken out of it
     rate: jax.Array  # α
 
 
 def moved(
-    noisy: jax.Array, layout: Space, basis: Vector, g: Vector, value: jax.Array, old: NextBatchRateState
+    noisy: jax.Array,
+    layout: Space,
+    basis: Vector,
+    slope: jax.Array,
+    g: Vector,
+    value: jax.Array,
+    old: NextBatchRateState,
 ) -> tuple[Moved, NextBatchRateState]:
     """The bulk's update of g − UUᵀg, and its state; where batches agree 0, and a state that begins anew."""
 
     def move() -> tuple[Moved, NextBatchRateState]:
-        slope = space.project(basis, g)
         update, new = BULK.update(bases.outside(basis, slope, g, layout), old, value=value)
-        return Moved(slope, update, space.project(basis, update), new.learning_rate), new
+        return Moved(update, space.project(basis, update), new.learning_rate), new
 
     def rest() -> tuple[Moved, NextBatchRateState]:
-        nothing, none = space.zeros_like(g), jnp.zeros(space.length(basis), space.scalar_dtype(g))
-        return Moved(none, nothing, none, jnp.zeros_like(old.learning_rate)), BULK.init(nothing)
+        nothing = space.zeros_like(g)
+        return Moved(nothing, jnp.zeros_like(slope), jnp.zeros_like(old.learning_rate)), BULK.init(nothing)
 
     return jax.lax.cond(noisy, move, rest)
 
@@ -87,12 +96,14 @@ class Pairs:
     Attributes:
       pairs: U and θ.
       coordinates: Uᵀm.
-      gradient: g, of this batch alone.
+      slope: Uᵀg, of this batch alone.
+      gradient: g.
       bulk: what moves the rest.
     """
 
     pairs: Recycled
     coordinates: jax.Array
+    slope: jax.Array
     gradient: Vector
     bulk: Moved
 
@@ -110,12 +121,28 @@ class Pairs:
 
     def answer(self, damping: jax.Array) -> Answer:
         """d(λ) − u + UUᵀu, by one product with the basis."""
-        values, (slope, update, inside, _) = self.pairs.values, self.bulk
+        values, (update, inside, _) = self.pairs.values, self.bulk
         d = space.reciprocal(jnp.abs(values) + damping) * self.coordinates
-        direction = space.sub(space.combine(self.pairs.basis, d + inside), update)
-        predicted = jnp.sum(values * d**2) / 2 - jnp.sum(slope * (d + inside)) + space.dot(self.gradient, update)
+        direction = space.sub(_combined(d + inside, self.pairs.basis), update)
+        predicted = jnp.sum(values * d**2) / 2 - jnp.sum(self.slope * (d + inside)) + space.dot(self.gradient, update)
         result = jnp.where(jnp.isfinite(predicted), Result.FINE, Result.NONFINITE)
         return Answer(direction, predicted, result.astype(jnp.int32), {})
+
+
+@jax.custom_jvp
+def _combined(coordinates: jax.Array, basis: Vector) -> Vector:
+    """U y, whose derivative in y comes along in the same pass over U."""
+    return space.combine(basis, coordinates)
+
+
+@functools.partial(_combined.defjvp, symbolic_zeros=True)
+def _combined_jvp(primals: tuple[jax.Array, Vector], tangents: tuple[Any, Any]) -> tuple[Vector, Vector]:
+    (coordinates, basis), (change, moving) = primals, tangents
+    fixed = all(type(leaf) is SymbolicZero for leaf in jax.tree.leaves(moving))
+    change, moving = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype) if type(t) is SymbolicZero else t, tangents)
+    both = space.combine(basis, jnp.stack([coordinates, change]))
+    tangent = space.get(both, 1)
+    return space.get(both, 0), tangent if fixed else space.axpy(1, space.combine(moving, coordinates), tangent)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from saddlefree.model import Answers, Form, Model, Spectral, Tabulated
 from saddlefree.problem import Problem
 from saddlefree.solvers import kept, recycling
 from saddlefree.solvers.base import Solver, keep_finite, middle
-from saddlefree.solvers.low_rank import averaged
+from saddlefree.solvers.low_rank import Average, accumulated, mean
 from saddlefree.solvers.recycling import Recycled
 from saddlefree.space import Space, Vector
 
@@ -203,31 +203,34 @@ class lanczos(Solver):
         longest: int,
     ) -> tuple[kept.Either, LanczosState]:
         """Products in each step; where batches differ, now and then."""
-        g, (age, interval, average, bulk, buffer, pairs) = problem.gradient, state.kept
+        g, (age, interval, average, along, bulk, buffer, pairs) = problem.gradient, state.kept
         finite = jnp.isfinite(space.peak(g))
-        m, average = averaged(finite, g, average, kept.AVERAGING)
+        average = accumulated(finite, g, average, kept.AVERAGING)
         due = finite & (age >= interval if problem.refresh is None else problem.refresh)
         fresh = ~noisy | due
-        start = space.where(noisy, m, g)
 
-        def build(old: tuple[Found, Recycled]) -> tuple[Found, Recycled]:
+        def build(old: tuple[Found, Recycled, Average]) -> tuple[Found, Recycled, Average]:
+            start = space.where(noisy, mean(finite, average), g)
             found = self._found(problem, start, middle(dampings), steps, old[0].state)
-            return found, jax.tree.map(lambda x: x[: kept.USED], found.state.recycled)
+            used = jax.tree.map(lambda x: x[: kept.USED], found.state.recycled)
+            return found, used, Average(space.project(used.basis, average.total), average.weight)
 
         state = state._replace(kept=())
-        shapes = jax.eval_shape(lambda state: self._found(problem, start, dampings[0], steps, state), state)
+        shapes = jax.eval_shape(lambda state: self._found(problem, g, dampings[0], steps, state), state)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(basis=(), state=()))
         # A buffer for the basis, because zeros would be written anew in each step.
         nothing = nothing._replace(basis=buffer, state=state)
-        found, pairs = space.when(fresh, build, (nothing, pairs))
+        found, pairs, projected = space.when(fresh, build, (nothing, pairs, along))
+        slope = space.project(pairs.basis, g)
+        along = space.where(fresh, projected, accumulated(finite, slope, along, kept.AVERAGING))
         assert problem.loss is not None  # a rule that tells of noise compares losses
-        moved, bulk = kept.moved(noisy, problem.space, pairs.basis, g, problem.loss(None), bulk)
-        known = kept.Pairs(pairs, space.project(pairs.basis, m), g, moved)
+        moved, bulk = kept.moved(noisy, problem.space, pairs.basis, slope, g, problem.loss(None), bulk)
+        known = kept.Pairs(pairs, mean(finite, along), slope, g, moved)
         model = kept.Either(self._spectral(found, steps), known, noisy)
         # Soon after the start, or after a full batch, H changes fast and little of it is known.
         longer = jnp.minimum(2 * interval, longest)
         interval = jnp.where(noisy, jnp.where(due, longer, interval), 1)
-        new = kept.Kept(jnp.where(fresh, 0, age) + 1, interval, average, bulk, found.basis, pairs)
+        new = kept.Kept(jnp.where(fresh, 0, age) + 1, interval, average, along, bulk, found.basis, pairs)
         return model, found.state._replace(kept=new)
 
     def _two_pass(self, matvec: Any, g: Vector, dampings: jax.Array, steps: int) -> Tabulated:

@@ -141,7 +141,8 @@ class low_rank(Solver):
         finite = jnp.isfinite(length)
         m, average = g, state.average
         if self.averaging is not None and average:
-            m, average = averaged(finite, g, average, self.averaging)
+            average = accumulated(finite, g, average, self.averaging)
+            m = mean(finite, average)
         due, state = self._due(finite, length, problem.refresh, state)
         curvature = self._refreshed(due, problem, m, state.curvature)
         rest, base = None, state.base
@@ -192,15 +193,19 @@ class low_rank(Solver):
         return space.where(jnp.all(jnp.isfinite(values)), new, old)
 
 
-def averaged(finite: jax.Array, g: Vector, old: Average, beta: float) -> tuple[Vector, Average]:
-    """m, with its bias corrected, and the new average."""
+def accumulated(finite: jax.Array, g: Vector, old: Average, beta: float) -> Average:
+    """The average with one more vector in it, the old one where that is not finite."""
 
     # Guarded number by number, in the pass that makes them.
-    def average(a: jax.Array, b: jax.Array | float) -> jax.Array:
+    def add(a: jax.Array, b: jax.Array | float) -> jax.Array:
         return jnp.where(finite, beta * a + (1 - beta) * b, a)
 
-    new = Average(jax.tree.map(average, old.total, g), average(old.weight, 1.0))
-    return space.scale(jnp.where(finite, space.reciprocal(new.weight), jnp.nan), new.total), new
+    return Average(jax.tree.map(add, old.total, g), add(old.weight, 1.0))
+
+
+def mean(finite: jax.Array, average: Average) -> Vector:
+    """m, with its bias corrected; NaN where the last vector was not finite."""
+    return space.scale(jnp.where(finite, space.reciprocal(average.weight), jnp.nan), average.total)
 
 
 @dataclasses.dataclass(frozen=True)
