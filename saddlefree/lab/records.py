@@ -6,16 +6,19 @@ readers:
 
 - A number has a key in a comment right behind it, `3.62e-4<!-- uci-energy/low-rank-batches train -->`. A key is a
   record's name and the way to a value in it: names of entries, values that select rows of a list, or places as `#0`.
-  `A / B` and `A * 1000` are allowed, and `paper/uci-energy/adam train` is a median of the paper's.
+  `A / B` and `A * 1000` are allowed, `race/heat-minimise-* marks 80 train` is the median of all records of such a name,
+  and `paper/uci-energy/adam train` is one of the paper's.
 - What stands between `<!-- begin NAME -->` and `<!-- end -->` is rendered from records.
 
 `refresh` renders both again, so that a page is up to date where it does not change.
 """
 
+import fnmatch
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saddlefree.lab import paper
@@ -90,14 +93,23 @@ def _operand(folder: pathlib.Path, text: str) -> float:
         if of not in paper.RESULTS or part not in paper.Losses._fields:
             raise UserError(f"key {text!r}: the paper has no {', '.join([*of, part])}")
         return getattr(paper.RESULTS[of], part).median
+    group, _, pattern = name.rpartition("/")
+    chosen = fnmatch.filter(names(folder, group), name) if "*" in pattern else [name]
+    if not chosen:
+        raise UserError(f"key {text!r}: there is no record of such a name in {folder}")
+    return statistics.median(_value(folder, each, steps, text) for each in chosen)
+
+
+def _value(folder: pathlib.Path, name: str, steps: Sequence[str], key: str) -> float:
+    """The number in one record."""
     record = read(folder, name)
     found = record["summary"]
     if isinstance(found, dict):
         found = record | found
     for step in steps:
-        found = _step(found, step, text)
+        found = _step(found, step, key)
     if not isinstance(found, int | float):
-        raise UserError(f"key {text!r} is no number in {folder / name}.json: it leads to {str(found)[:60]}")
+        raise UserError(f"key {key!r} is no number in {folder / name}.json: it leads to {str(found)[:60]}")
     return found
 
 

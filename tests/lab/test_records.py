@@ -20,6 +20,9 @@ LIST = {"summary": [{"solver": "lanczos (m)", "products": m, "λ = 0.1": 0.04109
 def folder(tmp_path):
     records.write(tmp_path, "uci-energy/mine", RECORD)
     records.write(tmp_path, "benchmarks/accuracy", LIST)
+    for seed, train in enumerate((1.0, 5.0, 2.0)):
+        records.write(tmp_path, f"race/heat-minimise-{seed}", {"summary": {"marks": [{"at": 80, "train": train}]}})
+    records.write(tmp_path, "race/heat-2d-minimise-0", {"summary": {"marks": [{"at": 80, "train": 9.0}]}})
     return tmp_path
 
 
@@ -46,6 +49,8 @@ def test_a_record_is_a_few_lines():
         ("uci-energy/mine seconds_per_step * 1000", 855.5),
         ("uci-energy/mine rows 3 #1 / uci-energy/mine rows 10 #1", 2),
         ("paper/uci-energy/adam train", 0.000657),
+        ("race/heat-minimise-* marks 80 train", 2.0),
+        ("race/heat-minimise-* marks 80 train / race/heat-2d-minimise-* marks 80 train", 2 / 9),
     ],
 )
 def test_key(folder, key, value):
@@ -56,6 +61,7 @@ def test_key(folder, key, value):
     ("key", "message"),
     [
         ("uci-energy/yours train", "yours.json is missing"),
+        ("uci-energy/yours-* train", "no record of such a name"),
         ("uci-energy/mine test", "there is no 'test'"),
         ("uci-energy/mine values", "is no number"),
         ("uci-energy/mine rows 7 #1", "there is no '7'"),
