@@ -22,7 +22,7 @@ from saddlefree.solvers.row_space import row_space
 from saddlefree.space import Space
 
 DENSE = 1_000
-"""The most parameters for which a quasi-Newton matrix is kept whole."""
+"""The most parameters for which a quasi-Newton matrix is kept whole from the start."""
 MEMORY = 200
 """The updates of a quasi-Newton matrix that are kept for more parameters."""
 FEW = 600
@@ -66,10 +66,13 @@ def choose(layout: Space) -> tuple[Stage, ...]:
     solver, last = quasi_newton(), Stage(ON_FULL_BATCHES, default_rule(ON_FULL_BATCHES))
     if layout.size > DENSE:
         # Two vectors an update; half as much again while they are compressed.
-        memory = min(MEMORY, solver.max_bytes // (3 * layout.size * jnp.dtype(layout.dtype).itemsize))
+        vector = layout.size * jnp.dtype(layout.dtype).itemsize
+        memory = min(MEMORY, solver.max_bytes // (3 * vector))
         if memory < LEAST:
             return (last,)
-        solver = quasi_newton(memory, "ssbroyden")
+        # While terms are added to the matrix there are three more of its size.
+        whole = layout.size * vector <= solver.max_bytes // 4
+        solver = quasi_newton(memory, "ssbroyden", layout.size // 2 if whole else None)
     return Stage(solver, default_rule(solver), following=1), last._replace(following=0)
 
 

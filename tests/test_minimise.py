@@ -230,8 +230,9 @@ def test_progress_line(capsys):
 
 def test_default_depends_on_the_number_of_parameters():
     assert stages.choose(Space(jnp.ones(10)))[0].solver == sf.quasi_newton()
-    many = stages.choose(Space(jax.ShapeDtypeStruct((10_000,), jnp.float32)))
-    assert many[0].solver == sf.quasi_newton(memory=200, update="ssbroyden")
+    some, many = (stages.choose(Space(jax.ShapeDtypeStruct((size,), jnp.float32))) for size in (8_192, 8_193))
+    assert some[0].solver == sf.quasi_newton(200, "ssbroyden", whole_after=4_096)
+    assert many[0].solver == sf.quasi_newton(200, "ssbroyden")
     assert isinstance(many[1].solver, sf.lanczos)
     assert [type(s.solver) for s in stages.choose(Space(jax.ShapeDtypeStruct((10**8,), jnp.float32)))] == [sf.lanczos]
 

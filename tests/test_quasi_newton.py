@@ -125,6 +125,23 @@ def test_limited_memory_is_whole_until_it_is_full_and_stays_positive_definite(x6
         np.testing.assert_allclose(M @ (g2 - g), x2 - x, rtol=1e-6, atol=1e-9)
 
 
+def test_a_memory_that_becomes_a_matrix_forgets_nothing_from_there_on(x64):
+    """Places for 16 updates: full after 16 and compressed to 8, then full after 24, which is more than 20."""
+    size = 40
+    limited, whole = (path(sf.quasi_newton(16, "ssbroyden", after), 60, seed=3, size=size) for after in (None, 20))
+    for (_, _, d, _), (_, _, d2, _) in zip(limited[:24], whole[:24], strict=True):
+        np.testing.assert_array_equal(d, d2)
+    begun = [bool(state.begun) for *_, state in whole]
+    assert begun.index(True) == 24
+    assert all(begun[24:])
+    M = np.asarray(whole[24][3].dense())
+    for (x, g, _, _), (x2, g2, d, state) in itertools.pairwise(whole[24:]):
+        M = oracle(M, x2 - x, g2 - g, "ssbroyden")
+        np.testing.assert_allclose(d, M @ g2, rtol=1e-6, atol=1e-12)
+    assert state.terms.updates == 3  # of 59; gathered after 24, 40 and 56
+    np.testing.assert_array_equal(state.matrix, state.matrix.T)
+
+
 def test_limited_memory_is_bfgs_of_the_last_pairs(x64):
     points = path(sf.quasi_newton(memory=3), 7)
     pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(points)]
@@ -228,6 +245,8 @@ def test_memory_is_checked_before_it_is_allocated():
         jax.eval_shape(lambda p: solver.init(Space(p)), params)
     with pytest.raises(ValueError, match="pass a smaller memory"):
         sf.quasi_newton(memory=10, max_bytes=100).init(Space(jnp.ones(10)))
+    with pytest.raises(ValueError, match="pass whole_after=None"):
+        jax.eval_shape(lambda p: sf.quasi_newton(10, "ssbroyden", 100).init(Space(p)), params)
     jax.eval_shape(lambda p: sf.quasi_newton(memory=10).init(Space(p)), params)
 
 
@@ -237,6 +256,9 @@ def test_memory_is_checked_before_it_is_allocated():
         (lambda: sf.quasi_newton(update="sr1"), "update must be one of ssbroyden, ssbfgs, bfgs, got 'sr1'"),
         (lambda: sf.quasi_newton(memory=0), "memory must be a whole number ≥ 1, got 0"),
         (lambda: sf.quasi_newton(max_bytes=0), "max_bytes must be"),
+        (lambda: sf.quasi_newton(9, "ssbroyden", whole_after=-1), "whole_after must be a whole number ≥ 0, got -1"),
+        (lambda: sf.quasi_newton(whole_after=9), "whole_after=9 goes with a memory and .*, got memory=None"),
+        (lambda: sf.quasi_newton(9, whole_after=9), "whole_after=9 goes with a memory and .*, got memory=9"),
         (lambda: sf.solve(sf.quasi_newton(), lambda v: v, jnp.ones(2)), "solve cannot call quasi_newton: it learns"),
         (lambda: sf.scale_by_saddle_free(sf.quasi_newton()), "damping must be 0 beside quasi_newton"),
         (

@@ -43,7 +43,7 @@ class DenseState(NamedTuple):
     """M = factor·matrix + terms; with `begun` False the matrix stands for the identity."""
 
     last: Last
-    matrix: jax.Array  # (P, P); (0, 0) where memory is limited
+    matrix: jax.Array  # (P, P); (0, 0) where memory is limited for ever
     begun: jax.Array
     factor: jax.Array
     terms: Terms
@@ -105,6 +105,8 @@ class quasi_newton(Solver):
         M = yᵀs/(yᵀy) I before the oldest of them; otherwise M = f·I + Σ wⱼvⱼvⱼᵀ, in places for the next multiple of 16
         updates, half of which are dropped where all are taken (see `factors`).
       update: "ssbroyden", "ssbfgs" or "bfgs". None is "ssbroyden" for a matrix and "bfgs" where memory is a number.
+      whole_after: with `memory` and a self-scaled update, how many updates M learns before it becomes a matrix, ≥ 0:
+        early steps are then as cheap as with a memory, and late ones forget nothing. None is never.
       max_bytes: the most that matrix or pairs may take, ≥ 1; it is checked before they are allocated.
 
     It answers λ = 0 only, and goes with `line_search`, the rule that `adaptive_saddle_free_newton` takes for it, or
@@ -124,6 +126,7 @@ class quasi_newton(Solver):
 
     memory: int | None = None
     update: Update | None = None
+    whole_after: int | None = None
     max_bytes: int = 2**30
 
     stats = ("products", "resets", "skipped")
@@ -136,14 +139,34 @@ class quasi_newton(Solver):
             checks.integer("memory", self.memory, low=1)
         if self.update is not None:
             checks.choice("update", self.update, names)
+        if self.whole_after is not None:
+            checks.integer("whole_after", self.whole_after, low=0)
+            if self.memory is None or self._in_pairs:
+                raise ValueError(
+                    f"whole_after={self.whole_after} goes with a memory and update='ssbroyden' or 'ssbfgs', got "
+                    f"memory={self.memory} and update={self.update!r}: pass both, or leave it out"
+                )
         checks.integer("max_bytes", self.max_bytes, low=1)
+
+    @property
+    def _in_pairs(self) -> bool:
+        """Whether memory holds pairs, by L-BFGS, and not terms."""
+        return self.memory is not None and self.update in (None, "bfgs")
+
+    @property
+    def _has_matrix(self) -> bool:
+        return self.memory is None or self.whole_after is not None
 
     def init(self, layout: Space) -> DenseState | LimitedState:
         """The identity, to be scaled by the first gradient."""
         size, width = layout.size, jnp.dtype(layout.dtype).itemsize
-        needed = width * size * (size + 2 * _updates(size) if self.memory is None else 2 * self.memory)
+        side, updates = size if self._has_matrix else 0, _updates(size) if self.memory is None else self.memory
+        needed = width * size * (side + 2 * updates)
         if needed > self.max_bytes:
-            cure = "memory=100, which keeps pairs in place of a matrix" if self.memory is None else "a smaller memory"
+            if self.memory is None:
+                cure = "memory=100, which keeps pairs in place of a matrix"
+            else:
+                cure = "a smaller memory" if self.whole_after is None else "whole_after=None, which makes no matrix"
             raise ValueError(
                 f"quasi_newton needs {needed:,} bytes for {size:,} parameters, more than max_bytes={self.max_bytes:,}: "
                 f"pass {cure}, or a larger max_bytes"
@@ -153,10 +176,9 @@ class quasi_newton(Solver):
         def last(zeros: Any) -> Last:
             return Last(zeros(), zeros(), zeros(), jnp.array(False), one, zero + 0, zero + 0, zero + 0)
 
-        if self.memory is not None and self.update in (None, "bfgs"):
+        if self.memory is not None and self._in_pairs:
             ring = lambda: space.stack(layout.zeros(), self.memory)  # noqa: E731
             return LimitedState(last(layout.zeros), ring(), ring())
-        side, updates = (size, _updates(size)) if self.memory is None else (0, self.memory)
         terms = factors.empty(updates, size, layout.dtype)
         matrix = jnp.zeros((side, side), layout.dtype)
         return DenseState(last(lambda: jnp.zeros(size, layout.dtype)), matrix, jnp.array(False), one + 0, terms)
@@ -184,7 +206,7 @@ class quasi_newton(Solver):
         last, terms = state.last, state.terms
         pair = _pair(last, x, g, rounding)
         based = g
-        if self.memory is None:
+        if self._has_matrix:
             based = space.when(state.begun, lambda _: jnp.dot(state.matrix, g, precision="highest"), g)
         Mg = state.factor * based + factors.product(terms, g)
         My = Mg - last.direction
@@ -213,13 +235,10 @@ class quasi_newton(Solver):
 
     def _made_room(self, g: jax.Array, d: jax.Array, state: DenseState) -> tuple[jax.Array, DenseState]:
         """Where there is no place for another update, the terms are added to the matrix, or half of them dropped."""
-        if self.memory is None:
 
-            def gathered(old: DenseState) -> DenseState:
-                one = jnp.ones_like(old.factor)
-                return DenseState(old.last, old.dense(), jnp.array(True), one, factors.cleared(old.terms))
-
-            return d, space.when(factors.is_full(state.terms), gathered, state)
+        def gathered(old: DenseState) -> DenseState:
+            one = jnp.ones_like(old.factor)
+            return DenseState(old.last, old.dense(), jnp.array(True), one, factors.cleared(old.terms))
 
         def compressed(old: tuple[jax.Array, DenseState]) -> tuple[jax.Array, DenseState]:
             _, state = old
@@ -227,7 +246,12 @@ class quasi_newton(Solver):
             d = state.factor * g + factors.product(terms, g)
             return d, state._replace(terms=terms, last=state.last._replace(direction=d))
 
-        return space.when(factors.is_full(state.terms), compressed, (d, state))
+        full, whole = factors.is_full(state.terms), jnp.array(self.memory is None)
+        if self.whole_after is not None:
+            whole = state.begun | (state.last.pairs >= self.whole_after)
+        if self._has_matrix:
+            state = space.when(full & whole, gathered, state)
+        return (d, state) if self.memory is None else space.when(full & ~whole, compressed, (d, state))
 
     def _coefficients(self, b: jax.Array, h: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """φ and τ; those of BFGS where b is not known."""
