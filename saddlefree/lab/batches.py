@@ -1,8 +1,8 @@
 """The race on mini-batches: equal epochs for all, averaged parameters for all, and Adam at eight rates.
 
 A cell is a comparison of one optimiser with itself over its seeds, and one record. The best of the eight rates is
-chosen by the validation loss that is then compared, which favours the tuned Adam. On some tasks `low_rank` is tuned in
-the same way: eight rates of its Adam, and nothing else.
+chosen by the validation loss that is then compared, which favours the tuned Adam. On some tasks others are tuned in the
+same way: `low_rank` by the rate of its Adam, and peers by theirs, and nothing else.
 """
 
 import pathlib
@@ -51,12 +51,24 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 """A name to the optimiser and its hyperparameters; the last eight decay by a cosine."""
 TUNED = ("fashion-1000", "autoencoder-narrow", "transformer", "cifar-10-narrow")
 """Tasks on which `low_rank` is tuned."""
-LOW_RANK = {f"low-rank-{rate}": ("low-rank", {"learning_rate": float(rate), "decay": "cosine"}) for rate in RATES}
+BESIDE_PEERS = ("kin8nm", "fashion-1000", "autoencoder-narrow")
+"""Tasks on which peers are tuned."""
+PEERS = ("muon", "soap", "psgd-kron", "schedule-free")
+
+
+def _rated(optimiser: str, decay: Mapping[str, str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {f"{optimiser}-{rate}": (optimiser, {"learning_rate": float(rate), **decay}) for rate in RATES}
 
 
 def methods(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Those that are run on a task."""
-    return METHODS | LOW_RANK if name in TUNED else METHODS
+    found = METHODS
+    if name in TUNED:
+        found = found | _rated("low-rank", {"decay": "cosine"})
+    if name in BESIDE_PEERS:
+        for peer in PEERS:
+            found = found | _rated(peer, {} if peer == "schedule-free" else {"decay": "cosine"})
+    return found
 
 
 def changes(track: Track, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +82,7 @@ def block(folder: pathlib.Path) -> str:
     if not rows:
         return "No run is recorded yet: `saddlefree reproduce --only '*:digits-*'`."
     columns = ["task", "default", "`next_batch_rate`", "Adam, 1e-3", "best of eight Adams", "its rate"]
-    columns += ["default / Adam", "default / best", "step / Adam's", "`next_batch_rate` / Adam's"]
+    columns += ["default / Adam", "default / best", "step / Adam's", "`next_batch_rate` / Adam's", "in Adam's time"]
     return tables.plain(columns, rows)
 
 
@@ -96,7 +108,20 @@ def _row(name: str, found: Mapping[str, Record]) -> list[str]:
         f"{losses['adaptive'] / tuned:.2f}" if tuned else "–",
         f"{times['adaptive'] / times['adam']:.1f}",
         f"{times['next-batch-rate'] / times['adam']:.1f}" if "next-batch-rate" in times else "–",
+        _in_time(found["adaptive"], found["adam"]["summary"]["seconds"]),
     ]
+
+
+def _in_time(record: Record, seconds: float) -> str:
+    """The validation loss when so much time was over."""
+    reached = [loss for at, loss in _validation(record) if at <= seconds]
+    return tables.number(reached[-1]) if reached else "–"
+
+
+def _validation(record: Record) -> list[tuple[float, float]]:
+    """Training time and the median of the validation losses."""
+    curve = record["curves"]["val-seconds"]
+    return list(zip(curve["x"], curve["median"], strict=True))
 
 
 def tuned_block(folder: pathlib.Path) -> str:
@@ -114,13 +139,34 @@ def tuned_block(folder: pathlib.Path) -> str:
 
 
 def _tuned_row(name: str, adam: Record, ours: Record, rates: tuple[str | None, str | None]) -> list[str]:
-    target, curve = _loss(adam), ours["curves"]["val-seconds"]
-    below = [seconds for seconds, loss in zip(curve["x"], curve["median"], strict=True) if loss <= target]
+    below = [seconds for seconds, loss in _validation(ours) if loss <= _loss(adam)]
     row = [name]
     for record, rate in zip((adam, ours), rates, strict=True):
         row += [tables.number(_loss(record)), str(rate), f"{record['summary']['seconds']:.1f}"]
     row.append(f"{ours['summary']['seconds_per_step'] / adam['summary']['seconds_per_step']:.2f}")
     return [*row, f"{below[0] / adam['summary']['seconds']:.2f} × Adam's" if below else "not reached"]
+
+
+def peers_block(folder: pathlib.Path) -> str:
+    """Every tuned optimiser at the best of its rates, and the time of its step over that of Adam."""
+    rows = []
+    for name in BESIDE_PEERS:
+        found = _found(folder, name)
+        best = {optimiser: _best(found, optimiser) for optimiser in ("adam", "low-rank", *PEERS)}
+        if "adaptive" in found and any(best[peer] for peer in PEERS):
+            step = found["adam"]["summary"]["seconds_per_step"]
+            rows.append([name, _beside(found["adaptive"], None, step)])
+            for optimiser, rate in best.items():
+                rows[-1].append(_beside(found[f"{optimiser}-{rate}"], rate, step) if rate else "–")
+    if not rows:
+        return "No run is recorded yet: `saddlefree reproduce --only '*:kin8nm-muon-*'`."
+    return tables.plain(["task", "default", "Adam", "`low_rank`", "Muon", "SOAP", "PSGD", "Schedule-Free"], rows)
+
+
+def _beside(record: Record, rate: str | None, step: float) -> str:
+    """Loss, time of a step over another one, and the rate."""
+    told = f"{record['summary']['seconds_per_step'] / step:.1f} ×" + (f", {rate}" if rate else "")
+    return f"{tables.number(_loss(record))} ({told})"
 
 
 def _loss(record: Record) -> float:

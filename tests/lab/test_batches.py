@@ -26,17 +26,19 @@ def test_table(tmp_path):
     assert batches.block(tmp_path).startswith("No run is recorded yet")
 
     def add(method, loss, seconds):
-        record = {"summary": {"val": loss, "seconds_per_step": seconds}}
+        curve = {"x": [seconds, 2 * seconds], "median": [0.9, 0.8]}
+        summary = {"val": loss, "seconds_per_step": seconds, "seconds": 4 * seconds}
+        record = {"summary": summary, "curves": {"val-seconds": curve}}
         records.write(tmp_path, f"{batches.GROUP}/digits-{method}", record)
 
     add("adaptive", 0.2, 3.0)
     add("adam", 0.4, 1.0)
-    assert "| digits | 0.200 | – | 0.400 | – | – | 0.50 | – | 3.0 | – |" in batches.block(tmp_path)
+    assert "| digits | 0.200 | – | 0.400 | – | – | 0.50 | – | 3.0 | – | 0.900 |" in batches.block(tmp_path)
     add("next-batch-rate", 0.3, 1.25)
     for i, rate in enumerate(batches.RATES):
         add(f"adam-{rate}", None if i == 0 else 0.1 * (i + 1), 1.0)
     # The first diverged; the second has 0.2.
-    assert "| digits | 0.200 | 0.300 | 0.400 | 0.200 | 1e-3 | 0.50 | 1.00 | 3.0 | 1.2 |" in batches.block(tmp_path)
+    assert "| digits | 0.200 | 0.300 | 0.400 | 0.200 | 1e-3 | 0.50 | 1.00 | 3.0 | 1.2 | 0.900 |" in batches.block(tmp_path)
 
 
 def test_table_of_tuned_ones(tmp_path):
@@ -57,6 +59,22 @@ def test_table_of_tuned_ones(tmp_path):
     assert row in batches.tuned_block(tmp_path)
     add("low-rank-4e-3", 0.4, 6.0, [0.9, 0.8, 0.7])
     assert "| not reached |" in batches.tuned_block(tmp_path)
+
+
+def test_table_of_peers(tmp_path):
+    """Each at the best of its eight rates, once all eight are there."""
+
+    def add(method, loss, seconds):
+        summary = {"val": loss, "seconds_per_step": seconds}
+        records.write(tmp_path, f"{batches.GROUP}/kin8nm-{method}", {"summary": summary})
+
+    add("adaptive", 0.2, 3.0)
+    add("adam", 0.4, 1.0)
+    for i, rate in enumerate(batches.RATES):
+        assert batches.peers_block(tmp_path).startswith("No run is recorded yet")
+        add(f"soap-{rate}", None if i == 0 else 0.1 * (i + 1), 2.5)
+    row = "| kin8nm | 0.200 (3.0 ×) | – | – | – | 0.200 (2.5 ×, 1e-3) | – | – |"
+    assert row in batches.peers_block(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "next-batch-rate"])
