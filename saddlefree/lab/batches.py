@@ -51,20 +51,20 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 """A name to the optimiser and its hyperparameters; the last eight decay by a cosine."""
 TUNED = ("fashion-1000", "autoencoder-narrow", "transformer", "cifar-10-narrow")
 """Tasks on which `low_rank` is tuned."""
-BESIDE_PEERS = ("kin8nm", "fashion-1000", "autoencoder-narrow")
+BESIDE_PEERS = ("kin8nm", "fashion-1000")
 """Tasks on which peers are tuned."""
 PEERS = ("muon", "soap", "psgd-kron", "schedule-free")
 
 
-def _rated(optimiser: str, decay: Mapping[str, str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    return {f"{optimiser}-{rate}": (optimiser, {"learning_rate": float(rate), **decay}) for rate in RATES}
+def _rated(optimiser: str, own: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {f"{optimiser}-{rate}": (optimiser, {"learning_rate": float(rate), **own}) for rate in RATES}
 
 
 def methods(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Those that are run on a task."""
     found = METHODS
     if name in TUNED:
-        found = found | _rated("low-rank", {"decay": "cosine"})
+        found = found | _rated("low-rank", {"decay": "cosine", "refresh_every": 100})
     if name in BESIDE_PEERS:
         for peer in PEERS:
             found = found | _rated(peer, {} if peer == "schedule-free" else {"decay": "cosine"})
