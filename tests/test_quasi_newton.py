@@ -143,6 +143,47 @@ def test_a_memory_that_becomes_a_matrix_forgets_nothing_from_there_on(x64):
     np.testing.assert_array_equal(state.matrix, state.matrix.T)
 
 
+def test_a_memory_that_becomes_a_matrix_goes_on_where_a_memory_is_slow(x64):
+    size = 60
+    basis, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))
+    rows = basis.T * np.logspace(0, -3, size)[:, None]
+    loss = lambda x: jnp.sum(jnp.cosh(rows @ x) - 1)  # noqa: E731
+    values = []
+    for after in (None, 30):
+        solver = sf.quasi_newton(16, "ssbroyden", after)
+        values.append(float(sf.minimise(loss, jnp.ones(size), solver=solver, max_steps=200, tolerance=0.0).value))
+    assert values[0] > 1e-8
+    assert values[1] < 1e-14
+
+
+def test_a_memory_becomes_a_matrix_in_each_of_several_runs_at_once(x64):
+    """One has learned 20 updates when the other begins: they are gathered in different steps."""
+    scales = jnp.logspace(0, 3, 24)
+    loss = lambda x: jnp.sum(jnp.cosh(scales * x) - 1)  # noqa: E731
+    tx = sf.adaptive_saddle_free_newton(sf.quasi_newton(16, "ssbroyden", 20))
+
+    def steps(carry, count):
+        def step(carry, _):
+            x, state = carry
+            updates, state = tx.update(jax.grad(loss)(x), state, x, value_fn=loss)
+            return (optax.apply_updates(x, updates), state), state.solver.begun
+
+        return jax.lax.scan(step, carry, None, length=count)
+
+    x = 1e-2 * jax.random.normal(jax.random.key(0), (2, 24))
+    ahead, _ = jax.jit(steps, static_argnums=1)((x[0], tx.init(x[0])), 20)
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), ahead, (x[1], tx.init(x[1])))
+    (x, state), begun = jax.jit(jax.vmap(functools.partial(steps, count=60)))(both)
+    first = jnp.argmax(begun, axis=1)
+    assert bool(jnp.all(begun[:, -1]))
+    assert first[0] + 15 < first[1]
+    assert not begun[0, 0]
+    for one, matrix in zip(x, state.solver.matrix, strict=True):
+        assert loss(one) < 1e-2
+        np.testing.assert_array_equal(matrix, matrix.T)
+        assert np.linalg.eigvalsh(matrix)[0] > 0
+
+
 def test_limited_memory_is_bfgs_of_the_last_pairs(x64):
     points = path(sf.quasi_newton(memory=3), 7)
     pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(points)]
