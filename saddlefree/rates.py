@@ -21,6 +21,8 @@ PATIENCE = 30
 """Steps after which a loss whose average has not been lower counts as one that does not fall."""
 RETURN = 0.8
 """How fast α then returns to its initial value, in place of −δ."""
+LASTING = 100
+"""Steps after which it counts as one that does not fall with the initial α either, so that α may be less."""
 
 
 class Progress(NamedTuple):
@@ -63,9 +65,10 @@ def next_batch_rate(
     until the mean of c is δ times its root mean square. Averaged parameters make up for the noise of longer steps
     (`averaging=` of the optimisers here, `optax.incremental_update` elsewhere).
 
-    Long steps can also keep a loss from falling at all. Pass the loss as `value=` to `update`: where its average, over
-    some fifty batches, has not been lower for thirty steps, α returns towards `initial` from above (−0.8 in place of
-    δ), and below it follows the verdicts alone.
+    Long steps can also keep a loss from falling at all, and short ones take too long. Pass the loss as `value=` to
+    `update`: where its average, over some fifty batches, has not been lower for thirty steps, α returns towards
+    `initial` from above (−0.8 in place of δ), and below it follows the verdicts alone. But as long as it has been lower
+    within a hundred steps, α does not fall below `initial`.
 
     Args:
       base: an Optax optimiser with a learning rate of 1, such as `optax.adam(1.0)`.
@@ -117,7 +120,9 @@ def next_batch_rate(
         progress = _followed(state.progress, count, extra.get("value"))
         drift = jnp.where(progress.idle <= PATIENCE, boldness, jnp.where(alpha > initial, -RETURN, 0))
         change = jnp.exp(-rate * (cosine - drift * jnp.sqrt(mean)))
-        alpha = jnp.clip(alpha * jnp.where(state.count > 0, change, 1), minimum, maximum)
+        least = 0 if extra.get("value") is None else jnp.where(progress.idle <= LASTING, jnp.minimum(alpha, initial), 0)
+        alpha = jnp.maximum(alpha * jnp.where(state.count > 0, change, 1), least)
+        alpha = jnp.clip(alpha, minimum, maximum)
         # Optax's own optimisers need promotion, also where the user has forbidden it.
         with jax.numpy_dtype_promotion("standard"):
             direction, base = tx.update(updates, state.base, params, **extra)

@@ -113,6 +113,17 @@ def test_the_bulk_does_not_move_by_rounding():
     assert np.max(np.abs(state.solver.kept.bulk.last)) == 0
 
 
+@pytest.mark.parametrize(("size", "recycled", "used"), [(400_000, 40, 20), (640_000, 25, 20), (10**7, 10, 10)])
+def test_many_parameters_have_fewer_pairs(size, recycled, used):
+    """As many as hold 16 million numbers, and at least ten; without `refresh_every` as many as were asked for."""
+    solver = sf.lanczos(8, memory=1, recycle=40, refresh_every=100)
+    params = jax.ShapeDtypeStruct((size,), jnp.float32)
+    state = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params).solver
+    assert (state.recycled.values.size, state.kept.pairs.values.size) == (recycled, used)
+    plain = jax.eval_shape(sf.adaptive_saddle_free_newton(sf.lanczos(8, recycle=40)).init, params).solver
+    assert plain.recycled.values.size == 40
+
+
 def test_a_full_batch_is_as_without():
     """Products in each step, and the same numbers."""
     _, figures, _ = single(SPARING, True, 1.0)

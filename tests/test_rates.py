@@ -73,6 +73,22 @@ def test_it_returns_where_the_loss_does_not_fall():
     np.testing.assert_allclose(falls[-1], rates(gradients[:, 0], initial=0.01)[-1], rtol=1e-4)
 
 
+def test_it_does_not_fall_below_the_first_rate_while_the_loss_falls():
+    """Not for a hundred steps after the last lower loss either; without a loss it follows the verdicts at once."""
+    tx = sf.next_batch_rate(optax.sgd(1.0), 0.01)
+
+    def step(state, now):
+        g, value = now
+        return (new := tx.update(g, state, value=value)[1]), new.learning_rate
+
+    against = jnp.tile(jnp.array([1.0, -1.0]), 150)  # every verdict asks for a shorter step
+    losses = jnp.where(jnp.arange(300) < 100, jnp.linspace(3.0, 0.0, 300), 5.0)
+    alphas = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(1)), (against[:, None], losses))[1])
+    np.testing.assert_array_equal(alphas[:200], np.float32(0.01))
+    assert np.all(np.diff(alphas[205:]) < 0)
+    assert np.all(np.diff(rates(against, initial=0.01)) < 0)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     tx = sf.next_batch_rate(optax.adam(1.0))
     x = jnp.ones(3)

@@ -14,6 +14,7 @@ from saddlefree.rules.base import Proposal, Rule, measured
 from saddlefree.rules.next_batch import NextBatchState, next_batch, sensitivity
 from saddlefree.rules.search import damping_search
 from saddlefree.solvers.base import forwarded
+from saddlefree.solvers.kept import sides
 from saddlefree.space import Space, Vector
 
 
@@ -111,12 +112,13 @@ class noise_aware(Rule):
         cosine, damping = self.verdict.judge(problem, state.judged, count)
         # What a search took for its own batch is far too small for the next ones.
         damping = self.search.bounded(jnp.where(state.noisy, damping, self._lifted(damping, model)), count)
+        agreeing, differing = sides(model)
 
         def step(damping: jax.Array) -> Vector:
-            return space.scale(-1, model.answer(damping).whole)
+            return space.scale(-1, agreeing.answer(damping).whole)
 
         def judged() -> Proposal:
-            answer, change = jax.jvp(model.answer, (damping,), (damping,))
+            answer, change = jax.jvp(differing.answer, (damping,), (damping,))
             one, zero = jnp.ones_like(damping), jnp.zeros_like(damping)
             made = Proposal(space.scale(-1, answer.whole), damping, one, zero, answer)
             # Where it is not evaluated, the loss counts as unchanged.
@@ -125,7 +127,7 @@ class noise_aware(Rule):
             return made._replace(sensitivity=space.scale(-1, change.whole))
 
         def searched() -> Proposal:
-            best = self.search.propose(problem, model, state.searched, count)
+            best = self.search.propose(problem, agreeing, state.searched, count)
             return best._replace(sensitivity=sensitivity(step, best.damping))
 
         proposal = jax.lax.cond(noisy, judged, searched)

@@ -18,7 +18,7 @@ import optax
 from jax.custom_derivatives import SymbolicZero
 
 from saddlefree import space
-from saddlefree.model import Answer, Result, Spectral
+from saddlefree.model import Answer, Model, Result, Spectral
 from saddlefree.rates import NextBatchRateState, next_batch_rate
 from saddlefree.solvers import bases, recycling
 from saddlefree.solvers.low_rank import Average
@@ -29,6 +29,8 @@ AVERAGING = 0.9
 """β of the averaged gradient."""
 USED = 20
 """The most pairs that are used; further ones are kept for products to come."""
+LEAST, NUMBERS = 10, 16_000_000
+"""So many pairs are kept for any number of parameters, and beyond them as many as hold so many numbers."""
 BULK = next_batch_rate(optax.adam(1.0))
 """What moves the rest; it sees vectors as they are laid out, one array where they are packed."""
 
@@ -45,9 +47,14 @@ class Kept(NamedTuple):
     pairs: Recycled  # those of largest |θ|, apart, because a slice would be copied in each step
 
 
+def capacity(layout: Space, recycle: int) -> int:
+    """How many of `recycle` pairs are kept: vectors of many parameters take memory, and time to read."""
+    return min(recycle, max(LEAST, NUMBERS // max(layout.size, 1)))
+
+
 def empty(layout: Space, size: int, recycle: int) -> Kept:
-    """Before the first step; a Krylov space has `size` vectors, and `recycle` pairs are kept."""
-    used, zeros = min(recycle, USED), lambda *shape: jnp.zeros(shape, layout.dtype)
+    """Before the first step; a Krylov space has `size` vectors, and at most `recycle` pairs are kept."""
+    used, zeros = min(capacity(layout, recycle), USED), lambda *shape: jnp.zeros(shape, layout.dtype)
     return Kept(
         jnp.ones((), jnp.int32),
         jnp.ones((), jnp.int32),
@@ -120,13 +127,13 @@ class Pairs:
         }
 
     def answer(self, damping: jax.Array) -> Answer:
-        """d(λ) − u + UUᵀu, by one product with the basis."""
+        """d(λ) − u + UUᵀu, by one product with the basis; there is no estimate of its error, which is given as 0."""
         values, (update, inside, _) = self.pairs.values, self.bulk
         d = space.reciprocal(jnp.abs(values) + damping) * self.coordinates
         direction = space.sub(_combined(d + inside, self.pairs.basis), update)
         predicted = jnp.sum(values * d**2) / 2 - jnp.sum(self.slope * (d + inside)) + space.dot(self.gradient, update)
         result = jnp.where(jnp.isfinite(predicted), Result.FINE, Result.NONFINITE)
-        return Answer(direction, predicted, result.astype(jnp.int32), {})
+        return Answer(direction, predicted, result.astype(jnp.int32), {"error": jnp.zeros_like(damping)})
 
 
 @jax.custom_jvp
@@ -166,9 +173,10 @@ class Either:
         return {name: jnp.where(self.noisy, kept.get(name, x), x) for name, x in self.fresh.stats.items()}
 
     def answer(self, damping: jax.Array) -> Answer:
-        """That of the model that is used; the kept pairs have no estimate of an error, and say 0."""
+        """That of the model that is used."""
+        return jax.lax.cond(self.noisy, lambda: self.kept.answer(damping), lambda: self.fresh.answer(damping))
 
-        def kept() -> Answer:
-            return self.kept.answer(damping)._replace(stats={"error": jnp.zeros_like(damping)})
 
-        return jax.lax.cond(self.noisy, kept, lambda: self.fresh.answer(damping))
+def sides(model: Model) -> tuple[Model, Model]:
+    """What a model is where batches agree, and where they differ: for a rule that has a branch for each."""
+    return (model.fresh, model.kept) if isinstance(model, Either) else (model, model)

@@ -60,8 +60,9 @@ class lanczos(Solver):
       refresh_every: None, or T ≥ 1, beside `recycle`. Where a rule finds that batches differ (`noise_aware`), products
         are made 1, 2, 4, … steps apart, and from then on in every T-th step. Each step then takes the kept Ritz pairs,
         at most 20 of them, with a gradient averaged over batches (β = 0.9), and what they do not span moves as Adam
-        does, at a rate that the next batch judges (`next_batch_rate`). `update` may say `refresh=` itself. Under
-        `vmap`, products of one are paid for by all. The state has up to 24 + m + `memory` vectors more.
+        does, at a rate that the next batch judges (`next_batch_rate`). Of more than 400,000 parameters
+        fewer pairs are kept, as many as hold 16 million numbers, and at least 10. `update` may say `refresh=` itself.
+        Under `vmap`, products of one are paid for by all. The state has up to 24 + m + `memory` vectors more.
       tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
@@ -144,9 +145,10 @@ class lanczos(Solver):
     def init(self, layout: Space) -> LanczosState:
         """No updates and no Ritz pairs."""
         steps = spectrum.krylov_size(self.num_products, layout.zeros())
+        recycle = self.recycle if self.refresh_every is None else kept.capacity(layout, self.recycle)
         return LanczosState(
             space.stack(layout.zeros(), self.memory - 1) if self.memory > 1 else (),
-            recycling.empty(layout, self.recycle) if self.recycle else (),
+            recycling.empty(layout, recycle) if recycle else (),
             () if self.refresh_every is None else kept.empty(layout, steps + self.memory, self.recycle),
         )
 
@@ -212,7 +214,7 @@ class lanczos(Solver):
         def build(old: tuple[Found, Recycled, Average]) -> tuple[Found, Recycled, Average]:
             start = space.where(noisy, mean(finite, average), g)
             found = self._found(problem, start, middle(dampings), steps, old[0].state)
-            used = jax.tree.map(lambda x: x[: kept.USED], found.state.recycled)
+            used = jax.tree.map(lambda x, kept: x[: len(kept)], found.state.recycled, old[1])
             return found, used, Average(space.project(used.basis, average.total), average.weight)
 
         state = state._replace(kept=())
