@@ -120,6 +120,9 @@ def test_many_parameters_have_fewer_pairs(size, recycled, used):
     params = jax.ShapeDtypeStruct((size,), jnp.float32)
     state = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params).solver
     assert (state.recycled.values.size, state.kept.pairs.values.size) == (recycled, used)
+    whole = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params)
+    # With basis, averages and previous steps: the number in docs/getting-started.md.
+    assert sum(leaf.size for leaf in jax.tree.leaves(whole)) // size == recycled + used + 15
     plain = jax.eval_shape(sf.adaptive_saddle_free_newton(sf.lanczos(8, recycle=40)).init, params).solver
     assert plain.recycled.values.size == 40
 
