@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from saddlefree import space, spectrum
-from saddlefree.model import Rest
+from saddlefree import space
 from saddlefree.space import Space, Tree, Vector
 
 
@@ -17,6 +16,14 @@ class Based(NamedTuple):
 
     rest: Any  # where it sees what the basis does not span
     own: Any  # where it sees the whole gradient, to say how long its steps would be
+
+
+class Moved(NamedTuple):
+    """What the base does with what a basis Q does not span of a gradient."""
+
+    update: Vector  # u
+    inside: jax.Array  # Qᵀu, which is taken out of it
+    largest: jax.Array  # the largest entry of the update that the base alone would make of all of g
 
 
 def init(base: optax.GradientTransformation, layout: Space) -> Based:
@@ -31,14 +38,21 @@ def _params(layout: Space) -> Tree:
 
 
 def run(
-    base: optax.GradientTransformation, layout: Space, basis: Vector, g: Vector, finite: jax.Array, old: Based
-) -> tuple[Rest, Based]:
-    """u − QQᵀu for u = base(g − QQᵀg), and the states, the old ones where a number is not finite.
+    base: optax.GradientTransformation,
+    layout: Space,
+    basis: Vector,
+    slope: jax.Array,
+    g: Vector,
+    finite: jax.Array,
+    old: Based,
+) -> tuple[Moved, Based]:
+    """u = base(g − QQᵀg) with its coordinates Qᵀu, and the states, the old ones where a number is not finite.
 
     Args:
       base: the optimiser.
       layout: of the vectors.
       basis: an orthonormal basis of the span of Q, stacked.
+      slope: Qᵀg.
       g: the gradient.
       finite: whether g is finite.
       old: the states of the step before.
@@ -52,9 +66,9 @@ def run(
         update = layout.pack(updates)
         return update, space.where(finite & space.all_finite(update), new, state)
 
-    rest, of_rest = step(outside(basis, space.project(basis, g), g, layout), old.rest)
+    update, of_rest = step(outside(basis, slope, g, layout), old.rest)
     own, of_own = step(g, old.own)
-    return Rest(spectrum.swept(basis, rest), space.peak(own)), Based(of_rest, of_own)
+    return Moved(update, space.project(basis, update), space.peak(own)), Based(of_rest, of_own)
 
 
 def outside(basis: Vector, coordinates: jax.Array, g: Vector, layout: Space) -> Vector:

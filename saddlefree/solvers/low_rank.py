@@ -13,7 +13,6 @@ would do.
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from saddlefree import checks, model, space, spectrum
-from saddlefree.model import Answer, Rest, Result
+from saddlefree.model import Answer, Model, Rest, Result
 from saddlefree.problem import Problem
 from saddlefree.solvers import bases
 from saddlefree.solvers.base import Solver
@@ -49,6 +48,7 @@ class LowRankState(NamedTuple):
     age: jax.Array  # steps since the last refresh
     curvature: Decomposition
     average: Average | tuple[()]
+    along: Average | tuple[()]  # of Bᵀg, beside a base: what B says of the average, without a pass over B
     base: Any  # the states of the base
     mean_gradient_norm: jax.Array
 
@@ -130,11 +130,12 @@ class low_rank(Solver):
             jnp.asarray(self.refresh_every, jnp.int32),
             Decomposition(space.stack(layout.zeros(), k), jnp.zeros(k, dtype), jnp.zeros((k, k), dtype)),
             () if self.averaging is None else Average(layout.zeros(), jnp.zeros((), dtype)),
+            () if self.averaging is None or self.base is None else Average(jnp.zeros(k, dtype), jnp.zeros((), dtype)),
             () if self.base is None else bases.init(self.base, layout),
             jnp.zeros((), dtype),
         )
 
-    def model(self, problem: Problem, dampings: jax.Array, state: LowRankState) -> tuple["LowRankModel", LowRankState]:
+    def model(self, problem: Problem, dampings: jax.Array, state: LowRankState) -> tuple[Model, LowRankState]:
         """Refreshes where it is time, and takes what is known."""
         g = problem.gradient
         length = space.norm(g)
@@ -144,17 +145,21 @@ class low_rank(Solver):
             average = accumulated(finite, g, average, self.averaging)
             m = mean(finite, average)
         due, state = self._due(finite, length, problem.refresh, state)
-        curvature = self._refreshed(due, problem, m, state.curvature)
-        rest, base = None, state.base
-        if self.base is not None:
-            rest, base = bases.run(self.base, problem.space, curvature.basis, g, finite, base)
+        curvature, along = self._refreshed(due, problem, m, average, state)
         stats = {
             "products": jnp.where(due, self._rank(problem.space), 0).astype(jnp.int32),
             "smallest_ritz": jnp.min(curvature.values) if self.rank else jnp.zeros_like(length),
             "largest_ritz": jnp.max(curvature.values) if self.rank else jnp.zeros_like(length),
         }
-        found = LowRankModel(curvature, g, m, finite, rest, stats)
-        return found, state._replace(curvature=curvature, average=average, base=base)
+        state = state._replace(curvature=curvature, average=average)
+        if self.base is None:
+            return LowRankModel(curvature, g, m, finite, stats), state
+        slope = coordinates = space.project(curvature.basis, g)
+        if self.averaging is not None and along:
+            along = space.where(due, along, accumulated(finite, slope, along, self.averaging))
+            coordinates = mean(finite, along)
+        moved, base = bases.run(self.base, problem.space, curvature.basis, slope, g, finite, state.base)
+        return BasedModel(curvature, coordinates, slope, moved, finite, stats), state._replace(along=along, base=base)
 
     def _due(
         self, finite: jax.Array, length: jax.Array, refresh: Any, state: LowRankState
@@ -171,13 +176,20 @@ class low_rank(Solver):
             age=jnp.where(due, 0, state.age) + 1, mean_gradient_norm=jnp.where(finite, new_mean, mean)
         )
 
-    def _refreshed(self, due: jax.Array, problem: Problem, m: Vector, old: Decomposition) -> Decomposition:
-        """The decomposition, a new one where it is due."""
+    def _refreshed(
+        self, due: jax.Array, problem: Problem, m: Vector, average: Any, state: LowRankState
+    ) -> tuple[Decomposition, Average | tuple[()]]:
+        """The decomposition, a new one where it is due, and what its basis then says of the average."""
+        old = state.curvature, state.along
         if not self.rank or problem.refresh is False:
             return old
-        if problem.refresh is True:
-            return space.where(due, self._decomposed(problem, m, old), old)
-        return space.when(due, functools.partial(self._decomposed, problem, m), old)
+
+        def decomposed(old: tuple[Decomposition, Any]) -> tuple[Decomposition, Any]:
+            new = self._decomposed(problem, m, old[0])
+            along = average._replace(total=space.project(new.basis, average.total)) if old[1] else ()
+            return new, along
+
+        return space.where(due, decomposed(old), old) if problem.refresh is True else space.when(due, decomposed, old)
 
     def _decomposed(self, problem: Problem, m: Vector, old: Decomposition) -> Decomposition:
         """k products with H, or the old decomposition where they are not finite."""
@@ -210,32 +222,63 @@ def mean(finite: jax.Array, average: Average) -> Vector:
 
 @dataclasses.dataclass(frozen=True)
 class LowRankModel:
-    """H_k, and a base or gradient descent for what it does not span; see the head of this file."""
+    """H_k, and gradient descent for what it does not span; see the head of this file."""
 
     curvature: Decomposition
     gradient: Vector
     average: Vector
     finite: jax.Array
-    rest: Rest | None
     stats: dict[str, jax.Array]
 
     def answer(self, damping: jax.Array) -> Answer:
         """d(λ), by two products with the basis."""
-        basis, values, vectors = self.curvature
-        coordinates = space.project(basis, self.average)
-        slope, weights = vectors.T @ coordinates, model.inverse(values, damping)
-        code = model.result_code(jnp.abs(values) + damping, model.cutoff(values), slope, self.finite)
-        inside = vectors @ (weights * slope)
-        if self.rest is not None:
-            direction = space.combine(basis, inside)
-        else:
-            # QQᵀm comes along in one pass over the basis.
-            both = space.combine(basis, jnp.stack([inside, coordinates]))
-            direction, outside = space.get(both, 0), space.sub(self.average, space.get(both, 1))
-            # Where the basis spans m, what is left is rounding, which a small λ would magnify.
-            rounding = 10 * spectrum.ORTHOGONAL * jnp.finfo(values.dtype).eps * space.peak(self.average)
-            missed = space.peak(outside) > rounding
-            direction = space.axpy(jnp.where(missed, space.reciprocal(damping), 0), outside, direction)
-            code = jnp.where(missed & (damping == 0), jnp.maximum(code, Result.SINGULAR), code)
-        predicted = jnp.sum(values * (weights * slope) ** 2) / 2 - space.dot(self.gradient, direction)
-        return Answer(direction, predicted, code.astype(jnp.int32), {}, self.rest)
+        coordinates = space.project(self.curvature.basis, self.average)
+        inside, curved, code = _within(self.curvature, coordinates, damping, self.finite)
+        # QQᵀm comes along in one pass over the basis.
+        both = space.combine(self.curvature.basis, jnp.stack([inside, coordinates]))
+        direction, outside = space.get(both, 0), space.sub(self.average, space.get(both, 1))
+        # Where the basis spans m, what is left is rounding, which a small λ would magnify.
+        rounding = 10 * spectrum.ORTHOGONAL * jnp.finfo(inside.dtype).eps * space.peak(self.average)
+        missed = space.peak(outside) > rounding
+        direction = space.axpy(jnp.where(missed, space.reciprocal(damping), 0), outside, direction)
+        code = jnp.where(missed & (damping == 0), jnp.maximum(code, Result.SINGULAR), code)
+        return Answer(direction, curved / 2 - space.dot(self.gradient, direction), code.astype(jnp.int32), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class BasedModel:
+    """H_k, and a base for what it does not span; see the head of this file.
+
+    Attributes:
+      curvature: H_k.
+      coordinates: Bᵀm.
+      slope: Bᵀg.
+      moved: the base's update.
+      finite: whether g is finite.
+      stats: see `Model`.
+    """
+
+    curvature: Decomposition
+    coordinates: jax.Array
+    slope: jax.Array
+    moved: bases.Moved
+    finite: jax.Array
+    stats: dict[str, jax.Array]
+
+    def answer(self, damping: jax.Array) -> Answer:
+        """d(λ) and u − QQᵀu, by one product with the basis."""
+        inside, curved, code = _within(self.curvature, self.coordinates, damping, self.finite)
+        both = space.combine(self.curvature.basis, jnp.stack([inside, self.moved.inside]))
+        rest = Rest(space.sub(self.moved.update, space.get(both, 1)), self.moved.largest)
+        return Answer(space.get(both, 0), curved / 2 - self.slope @ inside, code, {}, rest)
+
+
+def _within(
+    curvature: Decomposition, coordinates: jax.Array, damping: jax.Array, finite: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """d(λ) inside of the basis from the coordinates Bᵀm: its own coordinates, dᵀH_k d, and the result."""
+    _, values, vectors = curvature
+    slope = vectors.T @ coordinates
+    d = model.inverse(values, damping) * slope
+    code = model.result_code(jnp.abs(values) + damping, model.cutoff(values), slope, finite)
+    return vectors @ d, jnp.sum(values * d**2), code
