@@ -50,7 +50,7 @@ def next_batch_rate(
     initial: float = 1e-3,
     *,
     rate: float = 0.05,
-    boldness: float = 0.4,
+    boldness: float = 0.5,
     minimum: float = 1e-8,
     maximum: float = 1e3,
 ) -> optax.GradientTransformationExtraArgs:

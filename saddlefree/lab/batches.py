@@ -49,8 +49,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"adam-{rate}": ("adam", {"learning_rate": float(rate), "decay": "cosine", **_ADAM}) for rate in RATES},
 }
 """A name to the optimiser and its hyperparameters; the last eight decay by a cosine."""
-TUNED = ("fashion-1000", "autoencoder-narrow", "transformer", "cifar-10-narrow")
-"""Tasks on which `low_rank` is tuned."""
+TUNED: dict[str, dict[str, Any]] = {
+    "fashion-1000": {},
+    "autoencoder-narrow": {},
+    "transformer": {"rank": 5},
+    "cifar-10-narrow": {"rank": 5},
+}
+"""Tasks on which `low_rank` is tuned, and its rank where products take long to compile and to make."""
 BESIDE_PEERS = ("kin8nm", "fashion-1000")
 """Tasks on which peers are tuned."""
 PEERS = ("muon", "soap", "psgd-kron", "schedule-free")
@@ -64,7 +69,7 @@ def methods(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Those that are run on a task."""
     found = METHODS
     if name in TUNED:
-        found = found | _rated("low-rank", {"decay": "cosine", "refresh_every": 100})
+        found = found | _rated("low-rank", {"decay": "cosine", "refresh_every": 100, **TUNED[name]})
     if name in BESIDE_PEERS:
         for peer in PEERS:
             found = found | _rated(peer, {} if peer == "schedule-free" else {"decay": "cosine"})

@@ -308,7 +308,7 @@ def _(v: "Values", around: "Circumstances") -> Any:
 @optimiser(
     "next-batch-rate",
     "Adam at a rate that the next batch judges",
-    {"initial": Setting(1e-3, (1e-4, 1e-2), low=1e-12), "boldness": Setting(0.4, high=0.99)},
+    {"initial": Setting(1e-3, (1e-4, 1e-2), low=1e-12), "boldness": Setting(0.5, high=0.99)},
 )
 def _(v: "Values", around: "Circumstances") -> Any:
     import optax
