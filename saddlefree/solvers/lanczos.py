@@ -60,9 +60,9 @@ class lanczos(Solver):
       refresh_every: None, or T ≥ 1, beside `recycle`. Where a rule finds that batches differ (`noise_aware`), products
         are made 1, 2, 4, … steps apart, and from then on in every T-th step. Each step then takes the kept Ritz pairs,
         at most 20 of them, with a gradient averaged over batches (β = 0.9), and what they do not span moves as Adam
-        does, at a rate that the next batch judges (`next_batch_rate`). Of more than 400,000 parameters
-        fewer pairs are kept, as many as hold 16 million numbers, and at least 10. `update` may say `refresh=` itself.
-        Under `vmap`, products of one are paid for by all. The state has up to 24 + m + `memory` vectors more.
+        does, at a rate that the next batch judges (`next_batch_rate`). Of more than 400,000 parameters fewer pairs are
+        kept, as many as hold 16 million numbers, and at least 10. `update` may say `refresh=` itself. Under `vmap`,
+        products of one are paid for by all. The state has up to 24 + m + `memory` vectors more.
       tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
