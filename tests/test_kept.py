@@ -118,11 +118,10 @@ def test_many_parameters_have_fewer_pairs(size, recycled, used):
     """As many as hold 16 million numbers, and at least ten; without `refresh_every` as many as were asked for."""
     solver = sf.lanczos(8, memory=1, recycle=40, refresh_every=100)
     params = jax.ShapeDtypeStruct((size,), jnp.float32)
-    state = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params).solver
-    assert (state.recycled.values.size, state.kept.pairs.values.size) == (recycled, used)
-    whole = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params)
+    state = jax.eval_shape(sf.adaptive_saddle_free_newton(solver).init, params)
+    assert (state.solver.recycled.values.size, state.solver.kept.pairs.values.size) == (recycled, used)
     # With basis, averages and previous steps: the number in docs/getting-started.md.
-    assert sum(leaf.size for leaf in jax.tree.leaves(whole)) // size == recycled + used + 15
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) // size == recycled + used + 15
     plain = jax.eval_shape(sf.adaptive_saddle_free_newton(sf.lanczos(8, recycle=40)).init, params).solver
     assert plain.recycled.values.size == 40
 

@@ -34,14 +34,16 @@ def test_formula(x64):
         np.testing.assert_allclose(state.learning_rate, np.exp(log_alpha), rtol=1e-12)
 
 
-def rates(gradients, **options):
-    """α after each of these gradients of one number."""
+def rates(gradients, losses=None, **options):
+    """α after each of these gradients of one number, and losses if there are any."""
     tx = sf.next_batch_rate(optax.sgd(1.0), **options)
 
-    def step(state, g):
-        return (new := tx.update(g, state)[1]), new.learning_rate
+    def step(state, now):
+        g, value = now
+        return (new := tx.update(g, state, value=value)[1]), new.learning_rate
 
-    return jax.lax.scan(step, tx.init(jnp.zeros(1)), jnp.asarray(gradients, jnp.float32)[:, None])[1]
+    seen = jnp.asarray(gradients, jnp.float32)[:, None], losses
+    return np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(1)), seen)[1])
 
 
 def test_it_rises_while_batches_agree_and_falls_where_they_contradict():
@@ -57,33 +59,21 @@ def test_it_rises_while_batches_agree_and_falls_where_they_contradict():
 
 def test_it_returns_where_the_loss_does_not_fall():
     """From above towards the first value, not below it, and as before where the loss falls or is not known."""
-    tx = sf.next_batch_rate(optax.sgd(1.0), 0.01)
-
-    def step(state, now):
-        g, value = now
-        return (new := tx.update(g, state, value=value)[1]), new.learning_rate
-
     # Verdicts that cancel; the loss falls in the first half, and is a little higher in the second.
-    gradients = jnp.tile(jnp.array([1.0, 1.0, -1.0, -1.0]), 100)[:, None]
+    gradients = jnp.tile(jnp.array([1.0, 1.0, -1.0, -1.0]), 100)
     losses = jnp.where(jnp.arange(400) < 200, jnp.linspace(2.0, 0.0, 400), 1.5)
-    alphas = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(1)), (gradients, losses))[1])
+    alphas = rates(gradients, losses, initial=0.01)
     assert alphas[200] > 0.1
     assert 0.005 < alphas[-1] < 0.02
-    falls = jax.lax.scan(step, tx.init(jnp.zeros(1)), (gradients, jnp.linspace(2.0, 0.0, 400)))[1]
-    np.testing.assert_allclose(falls[-1], rates(gradients[:, 0], initial=0.01)[-1], rtol=1e-4)
+    falls = rates(gradients, jnp.linspace(2.0, 0.0, 400), initial=0.01)
+    np.testing.assert_allclose(falls[-1], rates(gradients, initial=0.01)[-1], rtol=1e-4)
 
 
 def test_it_does_not_fall_below_the_first_rate_while_the_loss_falls():
     """Not for a hundred steps after the last lower loss either; without a loss it follows the verdicts at once."""
-    tx = sf.next_batch_rate(optax.sgd(1.0), 0.01)
-
-    def step(state, now):
-        g, value = now
-        return (new := tx.update(g, state, value=value)[1]), new.learning_rate
-
     against = jnp.tile(jnp.array([1.0, -1.0]), 150)  # every verdict asks for a shorter step
     losses = jnp.where(jnp.arange(300) < 100, jnp.linspace(3.0, 0.0, 300), 5.0)
-    alphas = np.asarray(jax.lax.scan(step, tx.init(jnp.zeros(1)), (against[:, None], losses))[1])
+    alphas = rates(against, losses, initial=0.01)
     np.testing.assert_array_equal(alphas[:200], np.float32(0.01))
     assert np.all(np.diff(alphas[205:]) < 0)
     assert np.all(np.diff(rates(against, initial=0.01)) < 0)

@@ -86,7 +86,7 @@ NOT_MEASURED = (
     "after 5 s and stays there",  # marks of the race
     "longer than 5 s to find the way",
     "one seed of three goes on to 320 s",
-    "of seed 2 and Burgers 4.8e-11 (one seed, not recorded)",  # quoted so
+    "of seed 2 and Burgers 4.8e-11 (one seed, not recorded)",  # tried
     "after 320 s, one seed",
     "with after 5 s, with at its end",
     "eight rates from 3e-4 to 6.4e-2",  # the plan of the race on mini-batches
