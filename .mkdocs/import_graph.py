@@ -21,7 +21,7 @@ WIDTH = 110
 
 STAGES = {
     "space": ("space", "checks"),
-    "curvature": ("curvature", "residuals", "problem"),
+    "curvature": ("convolutions", "curvature", "residuals", "problem"),
     "model": ("spectrum", "acceleration", "scale", "model", "rates"),
     "solver": ("solvers",),
     "rule": ("rules",),

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import checks, space
+from saddlefree.convolutions import laid_out
 from saddlefree.space import Tree
 
 MatVec = Callable[[Tree], Tree]
@@ -52,8 +53,8 @@ def hessian(value_fn: Callable[[Tree], jax.Array], params: Tree) -> MatVec:
 
     if _calls("custom_vjp_call", jax.make_jaxpr(value_fn)(params).jaxpr) and not _enters(product, params):
         _, transposed = jax.vjp(gradient, params)
-        return in_dtypes_of(params, lambda v: transposed(v)[0])
-    return in_dtypes_of(params, product)
+        return in_dtypes_of(params, laid_out(lambda v: transposed(v)[0]))
+    return in_dtypes_of(params, laid_out(product))
 
 
 def gauss_newton(predict_fn: Callable[[Tree], Any], loss_fn: Callable[[Any], jax.Array], params: Tree) -> MatVec:
@@ -75,7 +76,7 @@ def gauss_newton(predict_fn: Callable[[Tree], Any], loss_fn: Callable[[Any], jax
     outputs, jacobian = jax.linearize(predict_fn, params)
     transposed = jax.linear_transpose(jacobian, params)
     _, output_hessian = jax.linearize(jax.grad(checks.scalar_valued("loss_fn", loss_fn)), outputs)
-    return in_dtypes_of(params, lambda v: transposed(output_hessian(jacobian(v)))[0])
+    return in_dtypes_of(params, laid_out(lambda v: transposed(output_hessian(jacobian(v)))[0]))
 
 
 def microbatch_mean(

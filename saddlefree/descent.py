@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from saddlefree import checks, space, spectrum
+from saddlefree.convolutions import laid_out
 from saddlefree.curvature import hessian
 from saddlefree.optimiser import adaptive_saddle_free_newton
 from saddlefree.residuals import half_square
@@ -156,7 +157,7 @@ class Program:
 
     def _evaluate(self, params: Tree) -> tuple[jax.Array, Tree, jax.Array]:
         """Loss, gradient and its norm."""
-        value, gradient = jax.value_and_grad(self.value_fn)(params)
+        value, gradient = laid_out(jax.value_and_grad(self.value_fn))(params)
         return value.astype(space.scalar_dtype(params)), gradient, _norm(gradient)
 
     def _start(self, params: Tree, key: jax.Array, tolerance: jax.Array | None) -> MinimiseState:

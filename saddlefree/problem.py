@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saddlefree import checks, space
+from saddlefree.convolutions import laid_out
 from saddlefree.curvature import MatVec, hessian, in_dtypes_of
 from saddlefree.residuals import ResidualFn, half_square, of_part
 from saddlefree.space import Space, Tree, Vector
@@ -135,7 +136,7 @@ def from_update(
     def loss(step: Vector | None) -> jax.Array:
         if step is None and value is not None:
             return value
-        return evaluate(layout.like if step is None else layout.unpack(layout.moved(step)))
+        return laid_out(evaluate)(layout.like if step is None else layout.unpack(layout.moved(step)))
 
     def evaluate(part: Tree) -> jax.Array:
         if value_fn is None:
@@ -146,7 +147,7 @@ def from_update(
         return checks.scalar_valued("value_fn", value_fn)(space.fill(part, params)).astype(layout.dtype)
 
     def value_and_gradient(step: Vector) -> tuple[jax.Array, Vector]:
-        value, gradient = jax.value_and_grad(evaluate)(layout.unpack(layout.moved(step)))
+        value, gradient = laid_out(jax.value_and_grad(evaluate))(layout.unpack(layout.moved(step)))
         return value, layout.pack(gradient)
 
     def usable(gradient: Vector) -> Vector:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from saddlefree import space
+from saddlefree.convolutions import laid_out
 from saddlefree.curvature import microbatches
 from saddlefree.space import Space, Tree
 
@@ -131,7 +132,7 @@ def _at_point(fn: Callable[[Tree, Tree], Any], layout: Space) -> Callable[[Tree]
         r, pull = jax.vjp(_flat(lambda x: fn(x, point), layout), layout.like)
         return r, jax.vmap(lambda e: _ravel(layout, pull(e)[0]))(jnp.eye(r.size, dtype=r.dtype))
 
-    return rows
+    return laid_out(rows)
 
 
 def _joined(parts: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
@@ -143,6 +144,7 @@ def _joined(parts: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Ar
 def _for_each(size: int, evaluate: Callable[[jax.Array], jax.Array], layout: Space, chunk: int) -> jax.Array:
     """`evaluate` of each unit vector, stacked."""
     index = jnp.arange(size, dtype=jnp.int32)
+    evaluate = laid_out(evaluate)
     return jax.lax.map(lambda i: evaluate((index == i).astype(layout.dtype)), index, batch_size=chunk)
 
 

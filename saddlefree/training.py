@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from saddlefree import checks, space
+from saddlefree.convolutions import laid_out
 from saddlefree.curvature import microbatch_mean
 from saddlefree.inspection import diagnostics, has_figures
 from saddlefree.neighbours import check_value_fn
@@ -194,7 +195,9 @@ def make_step(
             )
         key, next_key = jax.random.split(state.key)
         loss_and_aux = objective(state, batch, key)
-        (loss, (model_state, aux)), grad = jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True)(state.params)
+        (loss, (model_state, aux)), grad = laid_out(jax.value_and_grad(loss_and_aux, has_aux=True, allow_int=True))(
+            state.params
+        )
         known: dict[str, Any] = {"value": loss, "grad": grad, "value_fn": lambda params: loss_and_aux(params)[0]}
         if curvature_batch is not None or curvature == "gauss_newton":
             linear = {} if split is None or curvature == "hessian" else {"evaluate": _linearised(*split, state.params)}

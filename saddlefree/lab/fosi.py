@@ -45,9 +45,8 @@ def fosi(
     rank: int = 10,
     refresh_every: int = 100,
     momentum: float = 0.9,
-    unroll: int | bool = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimiser: α, k, T and β; its `update` takes `value_fn`, and `refresh` as `low_rank` does."""
+    """The optimiser: α, k, T and β; its `update` takes `value_fn`."""
 
     def init(params: Tree) -> FosiState:
         flat, _ = ravel_pytree(params)
@@ -61,19 +60,15 @@ def fosi(
         params: Tree = None,
         *,
         value_fn: Callable[[Tree], jax.Array],
-        refresh: bool | None = None,
         **_: Any,
     ) -> tuple[Tree, FosiState]:
         (g, unravel), flat = ravel_pytree(updates), ravel_pytree(params)[0]
         count = optax.safe_increment(state.steps)
 
         def renewed(old: Ritz) -> Ritz:
-            return _largest(value_fn, params, unravel, count, old, unroll)
+            return _largest(value_fn, params, unravel, count, old)
 
-        if refresh is None:
-            ritz = jax.lax.cond(count % refresh_every == 0, renewed, lambda old: old, state.ritz)
-        else:
-            ritz = renewed(state.ritz) if refresh else state.ritz
+        ritz = jax.lax.cond(count % refresh_every == 0, renewed, lambda old: old, state.ritz)
         inside = _spanned(ritz, g)
         velocity = momentum * state.velocity + (1 - momentum) * inside
         u, new = base.update(g - inside, state.base, flat)
@@ -88,7 +83,7 @@ def _spanned(ritz: Ritz, x: jax.Array) -> jax.Array:
     return (ritz.vectors @ x) @ ritz.vectors
 
 
-def _largest(value_fn: Callable, params: Tree, unravel: Callable, count: jax.Array, old: Ritz, unroll: Any) -> Ritz:
+def _largest(value_fn: Callable, params: Tree, unravel: Callable, count: jax.Array, old: Ritz) -> Ritz:
     """The largest Ritz pairs, or the old ones where they are not finite."""
     k, size = old.vectors.shape
     matvec = sf.hessian(value_fn, params)
@@ -97,7 +92,7 @@ def _largest(value_fn: Callable, params: Tree, unravel: Callable, count: jax.Arr
         return ravel_pytree(matvec(unravel(v)))[0]
 
     start = jax.random.normal(jax.random.fold_in(jax.random.key(0), count), (size,), old.vectors.dtype)
-    basis, T, _ = spectrum.lanczos_decomposition(product, start, min(4 * k, size), unroll)
+    basis, T, _ = spectrum.lanczos_decomposition(product, start, min(4 * k, size))
     values, vectors = jnp.linalg.eigh(T.dense())
     new = Ritz(values[-k:], vectors[:, -k:].T @ basis)
     finite = jnp.all(jnp.isfinite(new.values))

@@ -1,6 +1,5 @@
 """How optimisers train: built for a task and a number of steps, each is a state and a step to the next one."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ class Circumstances(NamedTuple):
     task: Task
     steps: int  # in the whole run, over which rates decay
     full_batch: bool
-    unlooped: bool = False  # loops and branches are slow: a convolutional network on a CPU
 
 
 def whole_batch(name: str, around: Circumstances) -> None:
@@ -142,41 +140,16 @@ def schedule(values: Values, around: Circumstances) -> Any:
     return optax.cosine_decay_schedule(rate, around.steps) if values["decay"] == "cosine" else rate
 
 
-def unrolled(solver: Any, around: Circumstances) -> Any:
-    """The solver, without loops where they are slow."""
-    return dataclasses.replace(solver, unroll=True) if around.unlooped and hasattr(solver, "unroll") else solver
-
-
-def refreshed(tx: optax.GradientTransformation, every: int, offset: int, around: Circumstances) -> Method:
-    """A method whose curvature is refreshed in steps `offset`, `offset` + `every`, …, counted from 0.
-
-    The transformation counts by itself. Where branches are slow, steps with and without a refresh are compiled apart.
-    """
-    method = transformed(tx, around)
-    if not around.unlooped:
-        return method
-
-    def step(state: sf.training.TrainState, batch: Batch) -> tuple[sf.training.TrainState, dict[str, jax.Array]]:
-        return method.step(state, batch, refresh=bool(state.step % every == offset))  # type: ignore[call-arg]
-
-    return Method(method.init, step, traceable=False)
-
-
-def low_rank(v: Values, around: Circumstances) -> Method:
-    """Saddle-free Newton with a curvature of low rank."""
-    return refreshed(_low_rank(v, around), v["refresh_every"], 0, around)
-
-
 def fosi(v: Values, around: Circumstances) -> Method:
     """FOSI over Adam."""
     from saddlefree.lab.fosi import fosi
 
-    every = v["refresh_every"]
-    tx = fosi(optax.adam(schedule(v, around)), v["alpha"], v["rank"], every, v["averaging"], around.unlooped or 1)
-    return refreshed(tx, every, every - 1, around)
+    tx = fosi(optax.adam(schedule(v, around)), v["alpha"], v["rank"], v["refresh_every"], v["averaging"])
+    return transformed(tx, around)
 
 
-def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
+def low_rank(v: Values, around: Circumstances) -> Method:
+    """Saddle-free Newton with a curvature of low rank."""
     rate = schedule(v, around)
     solver = sf.low_rank(
         rank=v["rank"],
@@ -185,7 +158,7 @@ def _low_rank(v: Values, around: Circumstances) -> optax.GradientTransformation:
         base=optax.flatten(optax.adam(rate, b1=v["averaging"], b2=v["second_moment"], eps=v["epsilon"])),
         surprise=v["surprise"] or None,
     )
-    return sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=unrolled(solver, around))
+    return transformed(sf.saddle_free_newton(v["newton_rate"], damping=v["damping"], solver=solver), around)
 
 
 def optax_lbfgs(memory: int, evaluations: int) -> optax.GradientTransformationExtraArgs:

@@ -134,21 +134,15 @@ def schedule(v: "Values", around: "Circumstances") -> Any:
     return methods.schedule(v, around)
 
 
-def _unrolled(solver: Any, around: "Circumstances") -> Any:
-    from saddlefree.lab.methods import unrolled
-
-    return unrolled(solver, around)
-
-
 def _fixed(solver: Any, v: "Values", around: "Circumstances") -> Any:
     """Saddle-free Newton with a given rate, momentum and damping."""
-    return sf.saddle_free_newton(schedule(v, around), v["momentum"], v["damping"], _unrolled(solver, around))
+    return sf.saddle_free_newton(schedule(v, around), v["momentum"], v["damping"], solver)
 
 
 def _adaptive(solver: Any, v: "Values", around: "Circumstances", rule: Any = None) -> Any:
     """Saddle-free Newton that finds rate, momentum and damping by itself, by the paper's rule or another."""
     rule = (rule or sf.adaptive_plane)(v["initial_damping"])
-    return sf.adaptive_saddle_free_newton(_unrolled(solver, around), rule=rule)
+    return sf.adaptive_saddle_free_newton(solver, rule=rule)
 
 
 def _series(v: "Values") -> Any:

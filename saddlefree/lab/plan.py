@@ -33,7 +33,6 @@ class Plan:
     examples: int  # for training
     batch_size: int | None  # None: all examples in every step
     float64: bool
-    unlooped: bool  # steps are not compiled into a loop, nor the products of a step
     evaluations: int | tuple[int, ...]  # how many, or at which steps
     evaluated: int | None  # at most so many examples of each part
     budget: float | None = None  # seconds of a race
@@ -129,7 +128,6 @@ def build(
         examples=task.examples,
         batch_size=None if size == task.examples else size,
         float64=entry.float64,
-        unlooped=entry.convolutional and jax.default_backend() == "cpu",
         evaluations=evaluations or entry.evaluations,
         evaluated=entry.evaluated,
         budget=budget,

@@ -1,7 +1,7 @@
 """A plan compiled for a task: it starts, advances and evaluates one seed, or several seeds at once.
 
 Steps run in one compiled loop whose length is an argument, so that the result does not depend on how a run is cut into
-pieces. K-FAC compiles itself, and a convolutional network is slow inside a loop on a CPU: these go step by step.
+pieces. K-FAC compiles itself: it goes step by step.
 """
 
 import functools
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saddlefree.convolutions import laid_out
 from saddlefree.lab import optimisers
 from saddlefree.lab.errors import UserError
 from saddlefree.lab.methods import Circumstances
@@ -59,12 +60,12 @@ class Program:
         self.mapped, self.steps_per_epoch = plan.mapped, plan.steps_per_epoch
         assert plan.mapped or len(plan.seeds) == 1, "a plan of several programs: see Plan.parts"
         self._span = self.steps_per_epoch * max(1, LIMIT // self.steps_per_epoch)
-        around = Circumstances(task, plan.steps or 1, self.batch_size is None, plan.unlooped)
+        around = Circumstances(task, plan.steps or 1, self.batch_size is None)
         try:
             self._method = optimisers.find(plan.optimiser).build(plan.values, around)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self._looped = self._method.traceable and not plan.unlooped
+        self._looped = self._method.traceable
         self._order: tuple[int, Any] = (-1, None)
         parts = jax.tree.map(lambda x: x[: plan.evaluated] if plan.evaluated else x, task.parts)
         evaluate = jax.jit(self._over_seeds(task.evaluate, (0, 0, None)))
@@ -102,11 +103,11 @@ class Program:
             arguments = state, self._task.parts["train"], self._order_in(0), number, number
             self._loop = jax.jit(loop, donate_argnums=0).lower(*arguments).compile()
         else:
-            self._step = jax.jit(self._step_figures) if self._method.traceable else self._step_figures
+            self._step = self._step_figures
             if self._method.prepare is not None:
                 self._method.prepare(jax.tree.map(jnp.copy, state))
-            apart = 1 if self._method.traceable else 2  # the first step may be another program than those after it
-            jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, apart))
+            # The second step may be another program than the first.
+            jax.block_until_ready(self._one_by_one(jax.tree.map(jnp.copy, state), 0, 2))
         jax.block_until_ready(self._evaluate(state))
         self.compile_seconds += clock() - begin
 
@@ -133,12 +134,13 @@ class Program:
         return {name: np.asarray(values) for name, values in self._evaluate(state).items()}
 
     def _turns(self, state: Any, train: Batch, order: Any, place: jax.Array, count: jax.Array) -> tuple[Any, dict]:
-        shapes = jax.eval_shape(self._step_figures, state, self._batch(train, order, place))[1]
+        step = laid_out(self._step_figures)
+        shapes = jax.eval_shape(step, state, self._batch(train, order, place))[1]
         buffers = {name: jnp.zeros(LIMIT, figure.dtype) for name, figure in shapes.items()}
 
         def turn(i: jax.Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
             state, figures = carry
-            state, new = self._step_figures(state, self._batch(train, order, place + i))
+            state, new = step(state, self._batch(train, order, place + i))
             return state, {name: figures[name].at[i].set(new[name]) for name in figures}
 
         return jax.lax.fori_loop(0, count, turn, (state, buffers))

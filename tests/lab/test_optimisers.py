@@ -66,27 +66,6 @@ def test_every_optimiser_lowers_the_loss(name, task):
         assert losses[-1] < 0.98 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("lanczos", {"products": 2}),
-        ("low-rank", {"rank": 2, "refresh_every": 2}),
-        ("fosi", {"rank": 2, "refresh_every": 2}),
-    ],
-    ids=["lanczos", "low-rank", "fosi"],
-)
-def test_without_loops_and_branches_it_is_the_same(name, changes, task):
-    found, batch = [], task.parts["train"]
-    for unlooped in (False, True):
-        values = configured(name, "none", changes)
-        method = OPTIMISERS[name].build(values, Circumstances(task, 12, True, unlooped))
-        state = method.init(*task.init(jax.random.key(1)), 0, batch)
-        for _ in range(3):
-            state, figures = method.step(state, batch)
-        found.append(figures["loss"])
-    np.testing.assert_allclose(*found, rtol=1e-4)
-
-
 def test_adam_is_optaxs_with_the_papers_numbers(task):
     values = configured("adam", "uci-energy", {})
     method = OPTIMISERS["adam"].build(values, Circumstances(task, 10, True))
