@@ -1,10 +1,9 @@
 """Compile time of a step, from Python to machine code, each in a cleared cache.
 
 Beside that of `optax.adam`: a transformer of 53 leaves, and 192 numbers in 64 leaves or one; rounds are interleaved and
-the shortest time of each counts. Of the series also against its number of terms K, in a loop and unrolled, with the
-memory of a step's temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows. Of `minimise` each
-program beside `jax.value_and_grad` of the loss, on the laboratory's Poisson equation, by the processor's clock: `start`
-and the first stage are compiled in every run, `examine` where it ends or is stuck, the others where they are entered.
+the shortest time of each counts. Of the series also against its number of terms K, with the memory of a step's
+temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows. Of `minimise` each program beside
+`jax.value_and_grad` of the loss, on the laboratory's Poisson equation, by the processor's clock: `start` and the first stage are compiled in every run, `examine` where it ends or is stuck, the others where they are entered.
 """
 
 import functools
@@ -80,13 +79,12 @@ def of_the_series() -> dict[str, Any]:
     params, loss = network(models.mlp(8, *[12] * 7, 1), jax.random.key(0))
     batch = jax.random.normal(jax.random.key(1), (588, 8)), jax.random.normal(jax.random.key(2), (588, 1))
     rows = []
-    for unroll, terms in ((1, (5, 10, 20, 40, 50)), (True, (5, 10, 20, 40))):
-        for K in terms:
-            solver = sf.series(num_terms=K, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound(), unroll=unroll)
-            seconds, memory = compiled(sf.saddle_free_newton(solver=solver), params, lambda p: loss(p, batch))
-            rows.append({"unrolled": unroll is True, "K": K, "N": 2, "compile_seconds": seconds, "bytes": memory})
-            print(f"{'unrolled' if unroll is True else 'loop':>8}  K={K:<3}  {seconds:6.2f} s  {memory / 1e6:6.2f} MB")
-    loop = {row["K"]: row for row in rows if not row["unrolled"]}
+    for K in (5, 10, 20, 40, 50):
+        solver = sf.series(num_terms=K, acceleration=sf.sablonniere(order=2), scale=sf.lower_bound())
+        seconds, memory = compiled(sf.saddle_free_newton(solver=solver), params, lambda p: loss(p, batch))
+        rows.append({"K": K, "N": 2, "compile_seconds": seconds, "bytes": memory})
+        print(f"K={K:<3}  {seconds:6.2f} s  {memory / 1e6:6.2f} MB")
+    loop = {row["K"]: row for row in rows}
     ratios = {
         "compile_K40_over_K5": loop[40]["compile_seconds"] / loop[5]["compile_seconds"],
         "memory_K50_over_K10": loop[50]["bytes"] / loop[10]["bytes"],

@@ -184,12 +184,6 @@ def removed(**successors: str) -> Callable[[Owner], Owner]:
     return decorate
 
 
-def unrolling(unroll: Any) -> None:
-    """Refuses an `unroll` that is neither True nor a whole number ≥ 1."""
-    if unroll is not True:
-        integer("unroll", unroll, low=1)
-
-
 def arrays(params: Tree) -> Tree:
     """`params` as arrays, refusing leaves that cannot be one."""
     for path, leaf in jax.tree.leaves_with_path(params):

@@ -3,7 +3,7 @@
 The series converges for V > λmax(H²)/2, and for V > λmax(H²) each term is positive semi-definite: truncations grow
 towards the limit and never beyond it. Smaller is faster: a component with eigenvalue h of H decays like (1 − h²/V)^k.
 
-Each choice of V is a frozen dataclass with `init(gradient)`, its state, and `measure(matvec, gradient, state, unroll)`.
+Each choice of V is a frozen dataclass with `init(gradient)`, its state, and `measure(matvec, gradient, state)`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Scale(Protocol):
     def init(self, gradient: Vector) -> Any:
         """The state before the first step."""
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: Any, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: Any) -> Measurement:
         """V for the matrix behind `matvec`."""
 
 
@@ -69,7 +69,7 @@ class lower_bound:
         before = jnp.asarray(self.initial, dtype) / jnp.asarray(self.decay, dtype)
         return jnp.minimum(before, jnp.finfo(dtype).max)
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array) -> Measurement:
         """V from H²g, which it hands on to the series."""
         squared = matvec(matvec(gradient))
         bound = space.norm(squared) * space.reciprocal(space.norm(gradient))
@@ -106,7 +106,7 @@ class power_iteration:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array) -> Measurement:
         """V from a few power iterations."""
         key, state = jax.random.split(state)
         start = space.random_normal(key, gradient)
@@ -116,7 +116,7 @@ class power_iteration:
             v = matvec(matvec(v))
             return v, space.norm(v)
 
-        _, growth = jax.lax.scan(iterate, start, None, length=self.num_iterations, unroll=unroll)
+        _, growth = jax.lax.scan(iterate, start, None, length=self.num_iterations)
         return Measurement(self.safety * growth[-1], state, 2 * self.num_iterations)
 
 
@@ -152,12 +152,12 @@ class lanczos_bound:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array) -> Measurement:
         """V from a short Lanczos run."""
         key, state = jax.random.split(state)
         # A space cannot have more dimensions than the parameters have entries.
         steps = spectrum.krylov_size(self.num_products, gradient)
-        _, T, _ = spectrum.lanczos_decomposition(matvec, space.random_normal(key, gradient), steps, unroll)
+        _, T, _ = spectrum.lanczos_decomposition(matvec, space.random_normal(key, gradient), steps)
         return Measurement(self.safety * spectrum.largest_magnitude(T) ** 2, state, steps)
 
 
@@ -193,7 +193,7 @@ class trace_bound:
         """The random key."""
         return jax.random.PRNGKey(self.seed)
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array, unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: jax.Array) -> Measurement:
         """V from a few random products."""
         key, state = jax.random.split(state)
 
@@ -202,7 +202,7 @@ class trace_bound:
             return space.dot(product, product)
 
         keys = jax.random.split(key, self.num_samples)
-        _, squares = jax.lax.scan(lambda _, key: (None, sample(key)), None, keys, unroll=unroll)
+        _, squares = jax.lax.scan(lambda _, key: (None, sample(key)), None, keys)
         return Measurement(self.margin * jnp.mean(squares), state, self.num_samples)
 
 
@@ -226,6 +226,6 @@ class fixed_scale:
         """Nothing to remember."""
         return ()
 
-    def measure(self, matvec: MatVec, gradient: Vector, state: tuple[()], unroll: int | bool) -> Measurement:
+    def measure(self, matvec: MatVec, gradient: Vector, state: tuple[()]) -> Measurement:
         """V as given."""
         return Measurement(jnp.asarray(self.value, space.scalar_dtype(gradient)), state, 0)

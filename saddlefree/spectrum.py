@@ -46,7 +46,6 @@ def lanczos_decomposition(
     matvec: MatVec,
     start: Vector,
     num_products: int,
-    unroll: int | bool = 1,
     stop: Stop | None = None,
     spare: int = 0,
 ) -> tuple[Vector, Tridiagonal, jax.Array]:
@@ -56,8 +55,7 @@ def lanczos_decomposition(
       matvec: product with a symmetric matrix A.
       start: b, the first basis vector up to its length; a zero vector gives zeros.
       num_products: m ≥ 1.
-      unroll: products in one iteration of the compiled loop, or True for no loop at all.
-      stop: ends the run early; `unroll` is not used then.
+      stop: ends the run early.
       spare: zero vectors at the end of the basis, for a caller to fill.
 
     >>> A = jnp.diag(jnp.array([3.0, 1.0, -2.0]))
@@ -99,7 +97,7 @@ def lanczos_decomposition(
     carry = space.stack(start, num_products + spare), start, space.norm(start), Tridiagonal(zeros, zeros)
     if stop is None:
         indices = jnp.arange(num_products)
-        (basis, _, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices, unroll=unroll)
+        (basis, _, _, T), _ = jax.lax.scan(lambda c, j: (extend(c, j), None), carry, indices)
         return basis, T, jnp.asarray(num_products, jnp.int32)
 
     def unfinished(state: tuple[jax.Array, Carry]) -> jax.Array:
@@ -120,13 +118,13 @@ def krylov_size(num_products: int, start: Vector) -> int:
     return min(num_products, max(space.size(start), 1))
 
 
-def lanczos_coefficients(matvec: MatVec, start: Vector, num_products: int, unroll: int | bool = 1) -> Tridiagonal:
+def lanczos_coefficients(matvec: MatVec, start: Vector, num_products: int) -> Tridiagonal:
     """T alone, by the three-term recurrence: three vectors alive, orthogonality lost as Ritz values converge."""
-    _, T = jax.lax.scan(_recurrence(matvec), _begin(start), None, length=num_products, unroll=unroll)
+    _, T = jax.lax.scan(_recurrence(matvec), _begin(start), None, length=num_products)
     return T
 
 
-def lanczos_combination(matvec: MatVec, start: Vector, coordinates: jax.Array, unroll: int | bool = 1) -> Vector:
+def lanczos_combination(matvec: MatVec, start: Vector, coordinates: jax.Array) -> Vector:
     """Q y for the basis of `lanczos_coefficients`, built a second time and added up as it comes."""
     iterate = _recurrence(matvec)
 
@@ -137,7 +135,7 @@ def lanczos_combination(matvec: MatVec, start: Vector, coordinates: jax.Array, u
 
     first = _begin(start)
     carry = first, space.scale(coordinates[0], first[0])
-    (_, total), _ = jax.lax.scan(body, carry, coordinates[1:], unroll=unroll)
+    (_, total), _ = jax.lax.scan(body, carry, coordinates[1:])
     return total
 
 
@@ -165,7 +163,7 @@ def _alive(beta: jax.Array, removed: jax.Array) -> jax.Array:
 
 
 def extend(
-    matvec: MatVec, basis: Vector, matrix: jax.Array, size: int, vectors: Vector, unroll: int | bool = 1
+    matvec: MatVec, basis: Vector, matrix: jax.Array, size: int, vectors: Vector
 ) -> tuple[Vector, jax.Array]:
     """Adds stacked `vectors` to an orthonormal basis B of `size` with spare places, and their products to BᵀAB."""
 
@@ -175,7 +173,7 @@ def extend(
         return (basis, matrix), None
 
     places = size + jnp.arange(space.length(vectors))
-    carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors), unroll=unroll)
+    carry, _ = jax.lax.scan(add, (basis, matrix), (places, vectors))
     return carry
 
 

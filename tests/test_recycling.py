@@ -58,7 +58,7 @@ def test_the_space_is_the_preconditioned_krylov_space_and_an_update(x64):
         vectors.append(inverse @ H @ vectors[-1])
     B, _ = np.linalg.qr(np.stack([*vectors, update], axis=1))
     old = recycling.Recycled(jnp.asarray(U.T), jnp.asarray(theta))
-    found = recycling.krylov_space(product(H), jnp.asarray(g), jnp.asarray(update)[None], 3, old, jnp.asarray(lam), 1)
+    found = recycling.krylov_space(product(H), jnp.asarray(g), jnp.asarray(update)[None], 3, old, jnp.asarray(lam))
     Z = np.asarray(found.basis).T
     np.testing.assert_allclose(Z @ Z.T, B @ B.T, atol=1e-8)
     np.testing.assert_allclose(found.matrix, Z.T @ H @ Z, atol=1e-9)
@@ -71,7 +71,7 @@ def test_merging_is_rayleigh_ritz_with_old_values_where_no_product_is(x64):
     U, _ = np.linalg.qr(rng.normal(size=(80, 6)))
     theta = rng.normal(size=6) * 5
     old = recycling.Recycled(jnp.asarray(U.T), jnp.asarray(theta))
-    found = recycling.krylov_space(product(H), jnp.asarray(g), None, 4, old, jnp.asarray(0.1), 1)
+    found = recycling.krylov_space(product(H), jnp.asarray(g), None, 4, old, jnp.asarray(0.1))
     new = recycling.merged(old, found)
     Z = np.asarray(found.basis).T
     B, _ = np.linalg.qr(U - Z @ (Z.T @ U))

@@ -93,7 +93,7 @@ def test_the_estimated_error_is_near_the_error(x64, matrix, damping):
 
 
 def test_products_are_counted():
-    """By a product that counts its own calls in an unrolled loop."""
+    """By a product that counts its own calls."""
     H = jnp.diag(jnp.array([1.0, -0.5, 0.2]))
     for scale, extra in (
         (sf.fixed_scale(2.0), 0),
@@ -102,7 +102,7 @@ def test_products_are_counted():
         (sf.trace_bound(), 8),
     ):
         calls = []
-        solver = sf.series(num_terms=4, scale=scale, unroll=True)
+        solver = sf.series(num_terms=4, scale=scale)
         matvec = lambda v, calls=calls: calls.append(1) or H @ v  # noqa: E731
         with jax.disable_jit():
             solution = sf.solve(solver, matvec, jnp.ones(3))
@@ -145,16 +145,6 @@ def test_random_scales_draw_anew_and_repeat_by_seed():
         assert len({first, other, later}) == 3
 
 
-def test_unrolling_changes_nothing():
-    H = jnp.diag(jnp.linspace(-1.0, 1.0, 10))
-    results = [
-        solve(sf.series(num_terms=7, acceleration=sf.sablonniere(order=1), unroll=unroll), H, jnp.ones(10), 0.01)
-        for unroll in (1, 3, True)
-    ]
-    for result in results[1:]:
-        np.testing.assert_allclose(result.direction, results[0].direction, rtol=1e-5)
-
-
 def test_parts_are_equal_and_hashable_by_value():
     solver = lambda: sf.series(num_terms=18, acceleration=sf.sablonniere(order=8), scale=sf.lower_bound(initial=100.0))  # noqa: E731
     assert solver() == solver()
@@ -172,7 +162,6 @@ def test_parts_are_equal_and_hashable_by_value():
             lambda: sf.series(num_terms=4, acceleration=sf.shanks(order=2)),
             r"num_terms must be a whole number ≥ 5 .* got 4",
         ),
-        (lambda: sf.series(num_terms=3, unroll=0), "unroll must be a whole number ≥ 1, got 0"),
         (lambda: sf.lower_bound(initial=0.0), r"initial must be a number in \(0, inf\), got 0.0"),
         (lambda: sf.lower_bound(decay=1.5), r"decay must be a number in \(0, 1\], got 1.5"),
         (lambda: sf.fixed_scale(-1.0), r"value must be a number in \(0, inf\), got -1.0"),

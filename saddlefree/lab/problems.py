@@ -27,7 +27,7 @@ class Problem:
     epochs: int
     batch_size: int | None = None  # None: the whole training set in every step
     float64: bool = False
-    convolutional: bool = False  # steps are then not put into a compiled loop, which is slow on a CPU
+    convolutional: bool = False  # seeds are then not mapped, which makes slow convolutions in groups
     evaluations: int = 100  # in a run
     evaluated: int | None = None  # at most so many examples of a part
     data: str | None = None  # the data set that it needs

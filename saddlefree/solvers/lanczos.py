@@ -66,7 +66,6 @@ class lanczos(Solver):
       tolerance: stop growing the basis when the last vectors' share of the direction falls below this number in
         (0, 1); m is then the largest number of products. None takes all m.
       two_pass: keep three vectors instead of m, by running twice without re-orthogonalisation: 2m − 1 products.
-      unroll: products in one iteration of the compiled loop, or True for no loop at all.
 
     The statistics hold `error`, the last (up to four) vectors' share as an estimate of the relative error, often a few
     times too small (with `two_pass` what the Ritz values' residuals say where that is more, often ten times too large);
@@ -96,7 +95,6 @@ class lanczos(Solver):
     refresh_every: int | None = None
     tolerance: float | None = None
     two_pass: bool = False
-    unroll: int | bool = 1
 
     def __post_init__(self) -> None:
         checks.integer("num_products", self.num_products, low=1)
@@ -119,7 +117,6 @@ class lanczos(Solver):
                 "two_pass keeps no basis: tolerance must be None, memory and recycle 0 beside it, "
                 f"got tolerance={self.tolerance!r}, memory={self.memory!r}, recycle={self.recycle!r}"
             )
-        checks.unrolling(self.unroll)
 
     @property
     def stats(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -173,17 +170,17 @@ class lanczos(Solver):
         updates, new = self._remembered(problem, state)
         added = 0 if updates is None else space.length(updates)
         if self.recycle:
-            found = recycling.krylov_space(matvec, start, updates, steps, state.recycled, damping, self.unroll)
+            found = recycling.krylov_space(matvec, start, updates, steps, state.recycled, damping)
             basis, matrix, products = found.basis, found.matrix, jnp.asarray(steps, jnp.int32)
             new = new._replace(recycled=recycling.merged(state.recycled, found))
             projected, alive = space.project(basis, g), jnp.any(matrix != 0, axis=1)
             exhausted = jnp.asarray(steps == space.size(g))
         else:
             stop = None if self.tolerance is None else self._suffices(damping, self.tolerance)
-            basis, T, products = spectrum.lanczos_decomposition(matvec, start, steps, self.unroll, stop, spare=added)
+            basis, T, products = spectrum.lanczos_decomposition(matvec, start, steps, stop, spare=added)
             matrix, alive = jnp.pad(T.dense(), (0, added)), jnp.pad(T.reached(), (0, added))
             if updates is not None:
-                basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates, self.unroll)
+                basis, matrix = spectrum.extend(matvec, basis, matrix, steps, updates)
                 alive = alive.at[steps:].set(jnp.any(matrix[steps:] != 0, axis=1))
             projected = jnp.zeros_like(matrix[0]).at[0].set(space.norm(g))
             exhausted = jnp.any(T.off_diagonal == 0)
@@ -236,12 +233,12 @@ class lanczos(Solver):
         return model, found.state._replace(kept=new)
 
     def _two_pass(self, matvec: Any, g: Vector, dampings: jax.Array, steps: int) -> Tabulated:
-        T = spectrum.lanczos_coefficients(matvec, g, steps, self.unroll)
+        T = spectrum.lanczos_coefficients(matvec, g, steps)
         values, vectors = jnp.linalg.eigh(T.dense())
         weights = model.inverse(values, dampings[0], self.damping_form)
         parts = weights * vectors[0]
         coordinates = vectors @ parts
-        direction = spectrum.lanczos_combination(matvec, g, space.norm(g) * coordinates, self.unroll)
+        direction = spectrum.lanczos_combination(matvec, g, space.norm(g) * coordinates)
         # Without re-orthogonalisation the last share may be small by chance: a Ritz value is known to β_m |s_m|.
         doubt = T.off_diagonal[-1] * jnp.abs(vectors[-1]) * weights
         doubt = jnp.linalg.norm(doubt * parts) * space.reciprocal(jnp.linalg.norm(parts))

@@ -66,14 +66,13 @@ class low_rank(Solver):
     Args:
       rank: k ≥ 0, the products of a refresh and the vectors it keeps; no more than there are parameters.
       refresh_every: T ≥ 1. `update` may say `refresh=` itself, a bool, which takes the place of the count. Where Python
-        knows it (a static argument) no product is in a branch, where convolutions are slow on a CPU.
+        knows it (a static argument) no product is in a branch.
       averaging: β in [0, 1) of the averaged gradient m, which takes the place of a rule's momentum; None: m = g.
       base: an Optax optimiser such as `optax.adam(1e-3)`, with its own learning rate, for what the basis does not span;
         None: gradient descent at the rate η/λ. It runs in working precision, on the parameters' own tree; with many
         leaves `optax.flatten(optax.adam(1e-3))` compiles faster.
       surprise: a number > 1, or None for never. A gradient that is so many times longer than on average says that the
         basis is out of date, and it is then refreshed at once, but not within T/10 steps of the last time.
-      unroll: products in one iteration of the compiled loop, or True for no loop at all.
 
     A refresh starts Lanczos from the averaged gradient and the old basis together, so that what was found once is found
     again and sharpened. Under `vmap`, a refresh of one is paid for by all: `surprise=None`, or `refresh=` in `update`,
@@ -100,7 +99,6 @@ class low_rank(Solver):
     averaging: float | None = 0.9
     base: optax.GradientTransformation | None = None
     surprise: float | None = 4.0
-    unroll: int | bool = 1
 
     stats = ("products", "smallest_ritz", "largest_ritz")
 
@@ -113,7 +111,6 @@ class low_rank(Solver):
             raise ValueError(f"base must be None or an Optax optimiser such as optax.adam(1e-3), got {self.base!r}")
         if self.surprise is not None:
             checks.constant("surprise", self.surprise, 1, open_low=True)
-        checks.unrolling(self.unroll)
 
     @property
     def has_momentum(self) -> bool:  # type: ignore[override]
@@ -196,7 +193,7 @@ class low_rank(Solver):
         k = self._rank(problem.space)
         recycled = space.combine(old.basis, jnp.sum(old.vectors, axis=1) * k**-0.5)
         start = space.axpy(1, space.normalise(m), recycled)
-        basis, T, _ = spectrum.lanczos_decomposition(problem.product(), start, k, self.unroll)
+        basis, T, _ = spectrum.lanczos_decomposition(problem.product(), start, k)
         # Beyond the end of an exhausted space the basis is zero, and any eigenvalue will do: one of H's own range.
         T = T._replace(diagonal=jnp.where(T.reached(), T.diagonal, T.diagonal[0]))
         values, vectors = jnp.linalg.eigh(T.dense())

@@ -46,7 +46,6 @@ def krylov_space(
     num_products: int,
     old: Recycled,
     damping: jax.Array,
-    unroll: int | bool,
 ) -> KrylovSpace:
     """The space of M⁻¹g, M⁻¹H M⁻¹g, … with `num_products` vectors, and of the stacked `updates` after them."""
     size = num_products + (0 if updates is None else space.length(updates))
@@ -70,7 +69,7 @@ def krylov_space(
 
     first = preconditioned(g, space.project(old.basis, g))
     carry = space.stack(g, size), jnp.zeros((size, size), magnitude.dtype), first
-    (basis, matrix, _), seen = jax.lax.scan(iterate, carry, jnp.arange(size), unroll=unroll)
+    (basis, matrix, _), seen = jax.lax.scan(iterate, carry, jnp.arange(size))
     return KrylovSpace(basis, matrix, seen.T)
 
 

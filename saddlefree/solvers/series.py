@@ -36,8 +36,6 @@ class series(Solver):
       num_terms: K ≥ 1; K = 1 is gradient descent with the step 1/(√V + λ).
       acceleration: such as `sablonniere(order=N)` with 2N + 1 ≤ K; None sums the terms.
       scale: the choice of V; `lower_bound(initial=100.0)` is the paper's.
-      unroll: terms in one iteration of the compiled loop, or True for no loop at all: compiling then takes longer with
-        each term, but convolutions on a CPU run several times faster outside of a loop.
 
     A rule that tries several λ costs no further product: the powers are shared, and each λ has its own sum. The
     statistics hold `scale`, V, and `error`, an estimate of the relative error from the ratio of the last two powers
@@ -54,14 +52,12 @@ class series(Solver):
     num_terms: int
     acceleration: Accelerator | None = None
     scale: Scale = lanczos_bound()
-    unroll: int | bool = 1
 
     stats = ("products", "scale", "error")
     answers = Answers.STATED
 
     def __post_init__(self) -> None:
         checks.integer("num_terms", self.num_terms, low=1)
-        checks.unrolling(self.unroll)
         checks.kind("scale", self.scale, Scale, "a scale such as lanczos_bound()")
         if self.acceleration is not None:
             checks.kind("acceleration", self.acceleration, Accelerator, "None or one such as shanks(order=2)")
@@ -82,7 +78,7 @@ class series(Solver):
     def model(self, problem: Problem, dampings: jax.Array, state: Any) -> tuple[Tabulated, Any]:
         """Sums the series, one sum for each λ."""
         matvec, gradient, accelerator = problem.product(), problem.gradient, self.acceleration
-        measured = self.scale.measure(matvec, gradient, state, self.unroll)
+        measured = self.scale.measure(matvec, gradient, state)
         # A larger V is always admissible; this one keeps δ in the coefficients' range where H all but vanishes.
         V = jnp.maximum(measured.V, (jnp.max(dampings) / LARGEST_DELTA) ** 2)
         c = jax.vmap(lambda damping: coefficients(self.num_terms, damping / jnp.sqrt(V)), out_axes=1)(dampings)
@@ -90,7 +86,7 @@ class series(Solver):
 
         def squared(power: Vector) -> Vector:
             # As a loop H is compiled once, where two calls would be compiled twice.
-            product = jax.lax.scan(lambda v, _: (matvec(v), None), power, None, length=2, unroll=self.unroll)[0]
+            product = jax.lax.scan(lambda v, _: (matvec(v), None), power, None, length=2)[0]
             return space.axpy(-1 / V, product, power)
 
         def push(table: Any, term: Vector, total: Vector, due: bool | jax.Array) -> Any:
@@ -125,7 +121,7 @@ class series(Solver):
         ratio = space.norm(power) * space.reciprocal(space.norm(gradient))
         if self.num_terms > len(powers):
             numbered = jnp.arange(len(powers), self.num_terms), c[len(powers) :]
-            (power, sums), ratios = jax.lax.scan(advance, (power, sums), numbered, unroll=self.unroll)
+            (power, sums), ratios = jax.lax.scan(advance, (power, sums), numbered)
             ratio = ratios[-1]
 
         limits = [total if accelerator is None else accelerator.limit(table) for total, table in sums]
