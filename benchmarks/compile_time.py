@@ -3,7 +3,8 @@
 Beside that of `optax.adam`: a transformer of 53 leaves, and 192 numbers in 64 leaves or one; rounds are interleaved and
 the shortest time of each counts. Of the series also against its number of terms K, with the memory of a step's
 temporaries: the paper's network for UCI Energy (8-12×7-1) and 588 random rows. Of `minimise` each program beside
-`jax.value_and_grad` of the loss, on the laboratory's Poisson equation, by the processor's clock: `start` and the first stage are compiled in every run, `examine` where it ends or is stuck, the others where they are entered.
+`jax.value_and_grad` of the loss, on the laboratory's Poisson equation, by the processor's clock: `start`
+and the first stage are compiled in every run, `examine` where it ends or is stuck, the others where they are entered.
 """
 
 import functools

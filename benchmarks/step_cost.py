@@ -1,11 +1,11 @@
 """What a step costs beside Adam's, on random data, in one process and one run.
 
     python -m benchmarks.step_cost            the MLP 784-50-10 at batch 200
-    python -m benchmarks.step_cost resnet     a ResNet-18 at batch 64, about five minutes
+    python -m benchmarks.step_cost refreshes  the MLP, a transformer, and a ResNet-18 of a quarter of its width
 
-On the MLP `low_rank` has its refreshes included, on the step's own batch and on `curvature_fn` with 400 examples; on
-one core (`taskset -c 0`) the figures go to a file of their own. On the ResNet, with batch norm by the batch's own
-statistics, refreshes are apart: a product is timed, and `low_rank` of rank 10 without any.
+In the first `low_rank` has its refreshes included, on the step's own batch and on `curvature_fn` with 400 examples; on
+one core (`taskset -c 0`) the figures go to a file of their own. In the second refreshes are apart, and beside them as
+many products in a loop.
 """
 
 import sys
@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import optax
 
 import saddlefree as sf
-from benchmarks.record import network, seconds, step_of, write
+from benchmarks.record import network, seconds, shortest, step_of, write
+from saddlefree import space
 from saddlefree.lab import models
 from saddlefree.lab.plan import cores
+from saddlefree.lab.program import clock
 
-STEPS, ROUNDS = 200, 9
-IMAGES, RANK = 64, 10
+STEPS, ROUNDS = 200, 15
 
 
 def mlp() -> None:
@@ -62,36 +63,71 @@ def mlp() -> None:
     write("step_cost" if cores() > 1 else "step_cost_one_core", rows)
 
 
-def stepping(tx: Any, params: Any, value_fn: Any) -> Callable[[], Any]:
-    """A function that makes a step in place, without a refresh."""
-    compiled = jax.jit(lambda p, s, refresh: step_of(tx, value_fn, refresh=refresh)(p, s), donate_argnums=(0, 1))
-    carry = jax.tree.map(jnp.array, (params, tx.init(params)))
+def refreshes() -> None:
+    """Prints and records a step over Adam's between refreshes, and a refresh over its products, of three networks."""
+    images = jax.random.normal(jax.random.key(1), (200, 784)), jnp.arange(200) % 10
+    text = jax.random.randint(jax.random.key(1), (32, 64), 0, 128), jnp.zeros((32, 64), jnp.int32)
+    coloured = jax.random.normal(jax.random.key(1), (100, 32, 32, 3)), jnp.arange(100) % 10
+    found = {
+        "mlp": of_network(models.mlp(784, 50, 10), images, rank=20, steps=50),
+        "transformer": of_network(models.transformer(128, 64, 128, 5), text, rank=5),
+        "resnet": of_network(models.resnet18(10, 16), coloured, rank=5),
+    }
+    write("refreshes", found)
 
-    def turn() -> Any:
-        nonlocal carry
-        carry = compiled(*carry, jnp.array(False))
-        return carry
 
-    return turn
-
-
-def resnet() -> None:
-    """Prints and records time per step over Adam's, and that of a product."""
-    params, loss = network(models.resnet18(), jax.random.key(0))
-    batch = jax.random.normal(jax.random.key(1), (IMAGES, 32, 32, 3)), jnp.arange(IMAGES) % 10
+def of_network(model: models.Model, batch: tuple[jax.Array, jax.Array], rank: int, steps: int = 1) -> dict[str, float]:
+    """Least seconds of each, in interleaved rounds of so many steps, and ratios."""
+    params, loss = network(model, jax.random.key(0))
     value_fn = lambda params: loss(params, batch)  # noqa: E731
-    solver = sf.low_rank(rank=RANK, base=optax.adam(1e-3))
-    optimisers = {"adam": optax.adam(1e-3), f"low_rank({RANK})": sf.saddle_free_newton(0.3, solver=solver)}
-    times = {}
-    for name, tx in optimisers.items():
-        times[name] = seconds(stepping(tx, params, value_fn), repeats=7)
-        print(name, f"{times[name]:.3f} s, {times[name] / times['adam']:.2f} × Adam", flush=True)
-    product = jax.jit(lambda p, v: sf.hessian(value_fn, p)(v))
-    times["a product outside loops"] = seconds(product, params, jax.tree.map(jnp.ones_like, params), repeats=3)
-    print(f"a product {times['a product outside loops']:.3f} s; a refresh takes {RANK}")
-    rows = [{"what": name, "seconds": time, "over_adam": time / times["adam"]} for name, time in times.items()]
-    write("resnet_cost", {"parameters": optax.tree.size(params), "rank": RANK, "rows": rows})
+    base = optax.flatten(optax.adam(1e-3))
+    ours = sf.saddle_free_newton(0.3, solver=sf.low_rank(rank=rank, base=base))
+
+    def products(params: Any, v: Any) -> Any:
+        product = sf.hessian(value_fn, params)
+        return jax.lax.scan(lambda v, _: (space.normalise(product(v)), None), v, None, length=rank)[0]
+
+    def stepping(tx: Any, **extra: Any) -> Callable[[], Any]:
+        compiled = jax.jit(step_of(tx, value_fn, **extra), donate_argnums=(0, 1))
+        carry = jax.tree.map(jnp.array, (params, tx.init(params)))
+
+        def turn() -> Any:
+            nonlocal carry
+            carry = compiled(*carry)
+            return carry
+
+        return turn
+
+    multiply, ones = jax.jit(products), jax.tree.map(jnp.ones_like, params)
+    runs = {
+        "adam": stepping(base),
+        "low_rank": stepping(ours, refresh=False),
+        "low_rank with a refresh": stepping(ours, refresh=True),
+        "its products": lambda: multiply(params, ones),
+    }
+    times = shortest({name: timed(turn, steps) for name, turn in runs.items()}, ROUNDS)
+    refresh = times["low_rank with a refresh"] - times["low_rank"]
+    ratios = {
+        "over_adam": times["low_rank"] / times["adam"],
+        "refresh_over_products": refresh / times["its products"],
+        "product_over_adam": times["its products"] / rank / times["adam"],
+    }
+    print(f"{optax.tree.size(params)} parameters, rank {rank}:", times, ratios, flush=True)
+    return {"parameters": optax.tree.size(params), "rank": rank, **times, **ratios}
+
+
+def timed(turn: Callable[[], Any], steps: int) -> Callable[[], float]:
+    """The mean seconds of so many calls, as a function; the first call compiles."""
+    jax.block_until_ready(turn())
+
+    def measure() -> float:
+        begin = clock()
+        for _ in range(steps):
+            jax.block_until_ready(turn())
+        return (clock() - begin) / steps
+
+    return measure
 
 
 if __name__ == "__main__":
-    resnet() if sys.argv[1:] == ["resnet"] else mlp()
+    refreshes() if sys.argv[1:] == ["refreshes"] else mlp()
