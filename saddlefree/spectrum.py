@@ -162,9 +162,7 @@ def _alive(beta: jax.Array, removed: jax.Array) -> jax.Array:
     return jnp.where(beta > 10 * jnp.finfo(beta.dtype).eps * removed, beta, 0)
 
 
-def extend(
-    matvec: MatVec, basis: Vector, matrix: jax.Array, size: int, vectors: Vector
-) -> tuple[Vector, jax.Array]:
+def extend(matvec: MatVec, basis: Vector, matrix: jax.Array, size: int, vectors: Vector) -> tuple[Vector, jax.Array]:
     """Adds stacked `vectors` to an orthonormal basis B of `size` with spare places, and their products to BᵀAB."""
 
     def add(carry: tuple[Vector, jax.Array], numbered: tuple[jax.Array, Vector]) -> tuple[tuple, None]:

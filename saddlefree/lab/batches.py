@@ -59,6 +59,13 @@ TUNED: dict[str, dict[str, Any]] = {
 BESIDE_PEERS = ("kin8nm", "fashion-1000")
 """Tasks on which peers are tuned."""
 PEERS = ("muon", "soap", "psgd-kron", "schedule-free")
+BESIDE_THE_PAPER, PAPERS_EPOCHS = ("cifar-10-narrow", "svhn-narrow"), 1
+"""Tasks on which the paper's optimisers run with its hyperparameters, the batch size apart, and for how long."""
+PAPERS = {
+    **dict.fromkeys(("adaptive", "next-batch-rate", "series", "series-adaptive", "sgd", "adam"), SEEDS),
+    **dict.fromkeys(("kfac-fixed", "kfac"), 1),
+}
+"""Two of this library's and the paper's, and the number of seeds: a step of K-FAC takes seconds."""
 
 
 def _rated(optimiser: str, own: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -166,6 +173,22 @@ def peers_block(folder: pathlib.Path) -> str:
     if not rows:
         return "No run is recorded yet: `saddlefree reproduce --only '*:kin8nm-muon-*'`."
     return tables.plain(["task", "default", "Adam", "`low_rank`", "Muon", "SOAP", "PSGD", "Schedule-Free"], rows)
+
+
+def paper_block(folder: pathlib.Path) -> str:
+    """The paper's optimisers beside the default: validation loss, and the time of a step over that of Adam."""
+    rows = []
+    for optimiser in PAPERS:
+        row = [optimiser]
+        for name in BESIDE_THE_PAPER:
+            of = {method: f"{GROUP}/{name}-paper-{method}" for method in (optimiser, "adam")}
+            if not all((folder / f"{path}.json").exists() for path in of.values()):
+                row.append("–")
+                continue
+            own, adam = (records.read(folder, path) for path in of.values())
+            row.append(_beside(own, None, adam["summary"]["seconds_per_step"]))
+        rows.append(row)
+    return tables.plain(["optimiser", *BESIDE_THE_PAPER], rows)
 
 
 def _beside(record: Record, rate: str | None, step: float) -> str:

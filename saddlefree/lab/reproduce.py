@@ -108,22 +108,36 @@ def _from_adam() -> list[Item | Study]:
 
 
 def _batches() -> list[Item | Study]:
-    """The race on mini-batches."""
-    return [
-        Item(
+    """The race on mini-batches, and the paper's optimisers on two of its tasks."""
+
+    def cell(
+        name: str, label: str, optimiser: str, own: Mapping[str, Any], seeds: int, epochs: float | None = None
+    ) -> Item:
+        track = batches.TRACKS[name]
+        return Item(
             track.problem,
             optimiser,
-            batches.SEEDS,
-            f"{name}-{method}",
-            epochs=track.epochs,
+            seeds,
+            f"{name}-{label}",
+            epochs=epochs or track.epochs,
             changes=tuple(batches.changes(track, own).items()),
             evaluations=10,
             group=batches.GROUP,
             variant=tuple(track.variant.items()),
             apart=True,
         )
-        for name, track in batches.TRACKS.items()
-        for method, (optimiser, own) in batches.methods(name).items()
+
+    return [
+        *(
+            cell(name, method, optimiser, own, batches.SEEDS)
+            for name in batches.TRACKS
+            for method, (optimiser, own) in batches.methods(name).items()
+        ),
+        *(
+            cell(name, f"paper-{optimiser}", optimiser, {}, seeds, batches.PAPERS_EPOCHS)
+            for name in batches.BESIDE_THE_PAPER
+            for optimiser, seeds in batches.PAPERS.items()
+        ),
     ]
 
 
@@ -187,8 +201,8 @@ ITEMS: list[Item | Study] = [
     *_from_adam(),
     *_pinns(),
     *_images(),
-    Item("uci-energy", "exact-adaptive", 3, epochs=50),
-    Item("uci-energy", "exact", 3, epochs=50),
+    Item("uci-energy", "exact-adaptive", 1),
+    Item("uci-energy", "exact", 1),
     Item("uci-energy", "newton", 3, epochs=50),
     Study("truncation", ("--steps", "300")),
 ]

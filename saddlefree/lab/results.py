@@ -123,6 +123,7 @@ def blocks(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
         "batches": lambda: batches.block(folder),
         "batches-tuned": lambda: batches.tuned_block(folder),
         "batches-peers": lambda: batches.peers_block(folder),
+        "batches-paper": lambda: batches.paper_block(folder),
         "race": lambda: race.block(folder),
         "published": lambda: race.published_block(folder),
         "cutest": lambda: race.cutest_block(folder),
