@@ -181,12 +181,12 @@ def paper_block(folder: pathlib.Path) -> str:
     for optimiser in PAPERS:
         row = [optimiser]
         for name in BESIDE_THE_PAPER:
-            of = {method: f"{GROUP}/{name}-paper-{method}" for method in (optimiser, "adam")}
-            if not all((folder / f"{path}.json").exists() for path in of.values()):
+            stored = [f"{GROUP}/{name}-paper-{method}" for method in (optimiser, "adam")]
+            if all((folder / f"{path}.json").exists() for path in stored):
+                own, adam = (records.read(folder, path) for path in stored)
+                row.append(_beside(own, None, adam["summary"]["seconds_per_step"]))
+            else:
                 row.append("–")
-                continue
-            own, adam = (records.read(folder, path) for path in of.values())
-            row.append(_beside(own, None, adam["summary"]["seconds_per_step"]))
         rows.append(row)
     return tables.plain(["optimiser", *BESIDE_THE_PAPER], rows)
 
