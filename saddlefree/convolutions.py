@@ -52,7 +52,7 @@ def _rewritten(program: Any) -> Any:
 
 def _operations(old: core.JaxprEqn) -> list[core.JaxprEqn]:
     """Those that take the place of an operation."""
-    if old.primitive is not convolution:
+    if old.primitive is not convolution or old.params.get("out_sharding") is not None:
         return [old.replace(params={name: _rewritten(x) for name, x in old.params.items()})]
     inner = jax.make_jaxpr(lambda x, y: _convolution(x, y, old.params))(*(x.aval for x in old.invars)).jaxpr
     names = dict(zip((*inner.invars, *inner.outvars), (*old.invars, *old.outvars), strict=True))
