@@ -6,13 +6,14 @@ import jax
 import jax.interpreters.xla
 import jax.numpy as jnp
 
+from saddlefree.convolutions import laid_out
 from saddlefree.lab.task import Batch, Task, Tree, total
 
 # TensorFlow Probability 0.25, through which kfac-jax samples, looks for this table where JAX 0.10 has it no longer.
 jax.interpreters.xla.pytype_aval_mappings = jax.core.pytype_aval_mappings  # type: ignore[attr-defined]
 
 import kfac_jax  # noqa: E402
-from kfac_jax._src import tag_graph_matcher  # noqa: E402
+from kfac_jax._src import patches_second_moment, tag_graph_matcher  # noqa: E402
 
 
 def _evaluated(eqn: Any, values: list) -> list:
@@ -22,6 +23,16 @@ def _evaluated(eqn: Any, values: list) -> list:
 
 
 tag_graph_matcher.eval_jaxpr_eqn = _evaluated
+_moments = patches_second_moment.patches_moments
+
+
+def _fast_moments(inputs: jax.Array, **others: Any) -> tuple[jax.Array, jax.Array]:
+    """Moments of image patches, whose convolutions in a loop take nearly all of a step where they are slow."""
+    weights = others.pop("weighting_array", None)
+    return laid_out(lambda inputs, weights: _moments(inputs, weighting_array=weights, **others))(inputs, weights)
+
+
+patches_second_moment.patches_moments = _fast_moments
 
 
 class KfacState(NamedTuple):

@@ -285,3 +285,17 @@ def test_an_unknown_optimiser_has_a_suggestion():
         optimisers.find("adams")
     with pytest.raises(UserError, match="`saddlefree optimisers` lists them"):
         optimisers.find("xyz")
+
+
+def test_kfac_has_the_moments_of_kfac_jax():
+    """Those of image patches, with convolutions laid out for loops on a CPU."""
+    from saddlefree.lab import kfac
+
+    images = jax.random.normal(jax.random.key(0), (3, 8, 8, 2))
+    numbers = jax.lax.conv_dimension_numbers(images.shape, (3, 3, 2, 4), ("NHWC", "HWIO", "NHWC"))
+    settings = {"kernel_spatial_shape": (3, 3), "strides": (2, 1), "padding": ((1, 1), (1, 1)), "data_format": None}
+    for weights in (None, jnp.array([1.0, 0.5, 2.0])):
+        settings |= {"dim_numbers": numbers, "precision": None, "weighting_array": weights}
+        found = kfac.patches_second_moment.patches_moments(images, **settings)
+        for a, b in zip(found, kfac._moments(images, **settings), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
