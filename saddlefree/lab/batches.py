@@ -145,11 +145,14 @@ def tuned_block(folder: pathlib.Path) -> str:
         found = _found(folder, name)
         rates = _best(found, "adam"), _best(found, "low-rank")
         if None not in rates:
-            rows.append(_tuned_row(name, found[f"adam-{rates[0]}"], found[f"low-rank-{rates[1]}"], rates))
+            row = _tuned_row(name, found[f"adam-{rates[0]}"], found[f"low-rank-{rates[1]}"], rates)
+            trials = [found[f"{optimiser}-{rate}"] for optimiser in ("adam", "low-rank") for rate in RATES]
+            minutes = sum(SEEDS * trial["summary"]["seconds"] for trial in trials) / 60
+            rows.append([*row, f"{minutes:.1f}"])
     if not rows:
         return "No run is recorded yet: `saddlefree reproduce --only '*:fashion-1000-low-rank-*'`."
     columns = ["task", "Adam", "its rate", "s", "`low_rank`", "its rate", "s", "step / Adam's", "time to Adam's loss"]
-    return tables.plain(columns, rows)
+    return tables.plain([*columns, "all trials, min"], rows)
 
 
 def _tuned_row(name: str, adam: Record, ours: Record, rates: tuple[str | None, str | None]) -> list[str]:

@@ -56,10 +56,10 @@ def test_table_of_tuned_ones(tmp_path):
     assert batches.tuned_block(tmp_path).startswith("No run is recorded yet")
     for i, rate in enumerate(batches.RATES):
         add(f"low-rank-{rate}", 0.4 + 0.1 * abs(i - 3), 6.0, [0.6, 0.45, 0.4])
-    row = f"| {name} | 0.500 | 2e-3 | 5.0 | 0.400 | 4e-3 | 6.0 | 1.20 | 0.80 × Adam's |"
+    row = f"| {name} | 0.500 | 2e-3 | 5.0 | 0.400 | 4e-3 | 6.0 | 1.20 | 0.80 × Adam's | 4.4 |"
     assert row in batches.tuned_block(tmp_path)
     add("low-rank-4e-3", 0.4, 6.0, [0.9, 0.8, 0.7])
-    assert "| not reached |" in batches.tuned_block(tmp_path)
+    assert "| not reached | 4.4 |" in batches.tuned_block(tmp_path)
 
 
 def test_table_of_peers(tmp_path):
