@@ -327,7 +327,7 @@ def measured_scales(matrices, keys):
 
     def scales(H, key):
         g = jnp.ones(len(H), H.dtype)
-        return jnp.stack([bound.measure(lambda v: H @ v, g, key, 1).V for bound in BOUNDS.values()])
+        return jnp.stack([bound.measure(lambda v: H @ v, g, key).V for bound in BOUNDS.values()])
 
     return jax.vmap(scales)(matrices, keys)
 
